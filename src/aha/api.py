@@ -1,0 +1,161 @@
+"""The calls that every shell uses: `explain`, and its streaming form."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aha.batches import Batch, Images, count_images, iter_batches
+from aha.errors import ImageError, MapWarning, ModelError
+from aha.explanation import Explanation
+from aha.methods import Method, check_fit, load_method
+from aha.models import TargetModel, load_model
+from aha.models.memory import Chunks
+from aha.targets import Target, resolve_targets
+
+UPSAMPLING = "bilinear"  # ranks, and so metrics, depend on it: it is part of every manifest
+
+
+def explain(
+    model: TargetModel | str | nn.Module,
+    images: Images,
+    method: str | Method = "grad_cam",
+    target: Target = "top1",
+    *,
+    labels: Sequence[int] | Tensor | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+) -> Explanation:
+    """Which pixels speak for a class.
+
+    Args:
+        model: from `aha.load_model`, or what that accepts.
+        images: a path, folder, PIL image, array (H, W[, 3]) of uint8 or of floats in [0, 1], a list of these, or model
+            inputs that are normalised already: a float tensor (B, C, H, W) or (C, H, W), or a DataLoader of them.
+        method: text such as `"integrated_gradients(steps=50)"`, or a method.
+        target: `"top1"`, `"top5"`, `"label"`, a class index or name, one index per image, or several per image.
+        labels: true classes, for `target="label"`.
+        seed: fills the seed of methods that draw random numbers and do not set their own.
+        batch_size: most maps computed at once; the model's own by default, halved when memory runs out.
+
+    Returns:
+        One map per image and class; see `Explanation`.
+    """
+    parts = list(
+        explain_batches(model, images, method, target, labels=labels, seed=seed, batch_size=batch_size)
+    )
+    if not parts:
+        raise ImageError("no images were given")
+    if len({part.maps.shape[1:] for part in parts}) > 1:
+        raise ImageError(
+            "the images differ in size; explain them one size at a time, or with explain_batches"
+        )
+    return Explanation.join(parts)
+
+
+def explain_batches(
+    model: TargetModel | str | nn.Module,
+    images: Images,
+    method: str | Method = "grad_cam",
+    target: Target = "top1",
+    *,
+    labels: Sequence[int] | Tensor | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    on_error: Callable[[str, ImageError], None] | None = None,
+) -> Iterator[Explanation]:
+    """`explain`, one batch at a time: memory stays flat however many images there are.
+
+    With `on_error`, pictures that cannot be read are reported to it and left out.
+    """
+    model, method = load_model(model), load_method(method)
+    if model.preprocessing is not None:
+        check_fit(method, model)  # before any picture is read
+    chunks = Chunks(batch_size or model.chunks.size)
+    total, first = count_images(images), 0
+    for batch in iter_batches(model, images, chunks.size, labels, on_error):
+        yield explain_batch(model, batch, method, target, seed=seed, chunks=chunks, first=first, total=total)
+        first += len(batch.inputs)
+
+
+def explain_batch(
+    model: TargetModel,
+    batch: Batch,
+    method: Method,
+    target: Target = "top1",
+    *,
+    seed: int = 0,
+    chunks: Chunks | None = None,
+    first: int = 0,
+    total: int | None = None,
+) -> Explanation:
+    """Maps of one batch, every requested class of every image."""
+    start = time.perf_counter()
+    # Whatever mode the caller is in, tensors made here are ordinary ones that may enter a graph.
+    with torch.inference_mode(False), torch.no_grad():
+        inputs = batch.inputs.to(model.device).clone()
+        size = (inputs.shape[-2], inputs.shape[-1])
+        check_fit(method, model, size)
+        outputs = model.outputs(inputs)
+        chosen = resolve_targets(target, model, outputs, batch.labels, first=first, total=total)
+        rows = torch.tensor([i for i, classes in enumerate(chosen) for _ in classes], device=model.device)
+        classes = torch.tensor([c for row in chosen for c in row], device=model.device)
+        seeded = method.seeded(seed)
+        work = chunks or Chunks(model.chunks.size)
+        parts = work.run(lambda part: seeded(model, inputs[rows[part]], classes[part]).detach(), len(rows))
+        maps = _at_input_size(torch.cat(parts), size, method)
+        scores = model.score(outputs[rows], classes)
+    explanation = Explanation(
+        maps=maps.cpu(),
+        targets=classes.cpu(),
+        scores=scores.float().cpu(),
+        subjects=[batch.subjects[i] for i in rows.tolist()],
+        labels=[model.class_name(c) for c in classes.tolist()],
+        method=str(method),
+        model=model.spec,
+        seconds=time.perf_counter() - start,
+        settings={
+            "seed": seed,
+            "score": model.score.name,
+            "upsampling": UPSAMPLING,
+            "precision": model.precision,
+            "input_size": list(size),
+        },
+        digest=model.digest,
+    )
+    _warn_of_unusable(explanation, outputs[rows].cpu())
+    return explanation
+
+
+def _at_input_size(maps: Tensor, size: tuple[int, int], method: Method) -> Tensor:
+    """Native maps (B, h, w) as float32 at the size of the model input."""
+    if maps.dim() != 3:
+        raise ModelError(f"{method} returned maps of shape {tuple(maps.shape)}, not (batch, height, width)")
+    maps = maps.float()
+    if maps.shape[1:] == size:
+        return maps
+    return F.interpolate(maps[:, None], size=size, mode=UPSAMPLING, align_corners=False)[:, 0]
+
+
+def _warn_of_unusable(explanation: Explanation, outputs: Tensor) -> None:
+    """One warning per map that cannot be read, naming the likely cause."""
+    for index, (values, logits) in enumerate(zip(explanation.maps, outputs, strict=True)):
+        if not values.isfinite().all():
+            overflow = "the model's outputs are not finite, for example half-precision overflow"
+            cause = overflow if not logits.isfinite().all() else "the method divided by zero or overflowed"
+            problem = "has values that are not finite"
+        elif values.min() == values.max():
+            zero = "no positive evidence, or a gradient that is zero everywhere"
+            cause = zero if values.max() == 0 else "every place got the same value"
+            problem = f"is flat at {float(values.max()):.3g}"
+        else:
+            continue
+        name, target = explanation.subjects[index].name, int(explanation.targets[index])
+        warnings.warn(
+            f"{explanation.method} of {name} for class {target} {problem}: {cause}", MapWarning, stacklevel=3
+        )

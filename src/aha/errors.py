@@ -1,0 +1,69 @@
+"""What can go wrong, as one tree.
+
+AhaError                 every error this package raises on purpose; one clear line for the user
+├── SpecError            a method, model or score text that cannot be understood
+│   └── UnknownName      a name nobody registered; the nearest known names are suggested
+├── ModelError           a model that cannot be built, loaded or read
+│   ├── WeightsError     weights that do not fit, or that would need unpickling
+│   └── CapabilityError  a method asks for internals that the model does not have
+├── ImageError           a picture that cannot be read or is not usable
+├── TargetError          a class index or target description that does not fit the model
+├── OutputError          a result that cannot be written
+└── MissingExtra         an optional dependency is not installed; the install line is named
+
+Warnings derive from AhaWarning, so that users can silence or escalate ours alone.
+"""
+
+from __future__ import annotations
+
+
+class AhaError(Exception):
+    """Base of all errors raised on purpose; the message is meant for the user."""
+
+
+class SpecError(AhaError):
+    """A specification text cannot be understood."""
+
+
+class UnknownName(SpecError):
+    """A name that is not registered."""
+
+
+class ModelError(AhaError):
+    """A model cannot be built, loaded or read."""
+
+
+class WeightsError(ModelError):
+    """Weights that do not fit the model, or that are not plain tensors."""
+
+
+class CapabilityError(ModelError):
+    """A method needs internals which this model cannot give."""
+
+
+class ImageError(AhaError):
+    """A picture cannot be read or used."""
+
+
+class TargetError(AhaError):
+    """An explained class that does not exist or cannot be derived."""
+
+
+class OutputError(AhaError):
+    """A result cannot be written."""
+
+
+class MissingExtra(AhaError):
+    """An optional dependency is missing."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an extra: pip install 'aha-attribution[{extra}]'")
+        self.extra = extra
+
+
+class AhaWarning(UserWarning):
+    """Base of the warnings of this package."""
+
+
+class MapWarning(AhaWarning):
+    """A map is flat or not finite."""

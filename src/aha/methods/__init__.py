@@ -1,0 +1,38 @@
+"""Attribution methods, one file each. Importing a file registers its method; a new one is one file and one line here."""
+
+from aha.methods import (
+    center_map,
+    edge_map,
+    grad_cam,
+    gradient,
+    hires_cam,
+    input_x_gradient,
+    integrated_gradients,
+    legrad,
+    random_map,
+    raw_attention,
+    rollout,
+    smooth,
+)
+from aha.methods.base import METHODS, Method, check_fit, list_methods, load_method, method
+
+__all__ = [
+    "METHODS",
+    "Method",
+    "center_map",
+    "check_fit",
+    "edge_map",
+    "grad_cam",
+    "gradient",
+    "hires_cam",
+    "input_x_gradient",
+    "integrated_gradients",
+    "legrad",
+    "list_methods",
+    "load_method",
+    "method",
+    "random_map",
+    "raw_attention",
+    "rollout",
+    "smooth",
+]

@@ -1,0 +1,107 @@
+"""What a method is: a frozen value that turns (model, images, classes) into maps.
+
+Shapes: images (B, C, H, W) normalised model inputs; classes (B,) int64; maps (B, h, w), signed, larger = more
+important, at the method's own resolution: only `aha.explain` resizes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from aha.errors import CapabilityError
+from aha.models import TargetModel
+from aha.registry import Registry
+from aha.spec import Spec, parse
+
+METHODS: Registry[type[Method]] = Registry("method")
+
+M = TypeVar("M", bound="type[Method]")
+
+
+@dataclass(frozen=True)
+class Method(Spec):
+    """Base of all methods. Subclasses are frozen dataclasses whose fields are the method's parameters.
+
+    Attributes:
+        family: baseline, gradient, cam, attention, perturbation, ... for lists and tables.
+        required: capabilities that every variant of the method needs.
+        citation: where the method comes from.
+    """
+
+    family: ClassVar[str] = ""
+    required: ClassVar[frozenset[str]] = frozenset()
+    citation: ClassVar[str] = ""
+
+    @abstractmethod
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        """Maps (B, h, w) of how much each place speaks for each image's class."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Capabilities that the model must have for these parameters; a wrapper adds those of its inner methods."""
+        return self.required.union(*(inner.needs for inner in self._inner()))
+
+    def seeded(self, seed: int) -> Self:
+        """The same method with every open `seed`, its inner methods' included, filled in."""
+        changes: dict[str, object] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Method):
+                changes[field.name] = value.seeded(seed)
+            elif field.name == "seed" and value is None:
+                changes["seed"] = seed
+        return replace(self, **changes) if changes else self
+
+    def _inner(self) -> Iterable[Method]:
+        return [value for field in fields(self) if isinstance(value := getattr(self, field.name), Method)]
+
+
+def method(name: str, *, family: str, needs: Iterable[str] = (), citation: str = "") -> Callable[[M], M]:
+    """Class decorator that registers a method; the name is also its file, its command-line word and its table row."""
+
+    def add(cls: M) -> M:
+        cls.name, cls.family, cls.required, cls.citation = name, family, frozenset(needs), citation
+        METHODS.register(name)(cls)
+        return cls
+
+    return add
+
+
+def load_method(spec: str | Method) -> Method:
+    """A method from its text, for example `smooth(gradient, n=20)`; a method passes through."""
+    return spec if isinstance(spec, Method) else parse(spec, METHODS)
+
+
+def list_methods(model: TargetModel | None = None) -> list[str]:
+    """Names of all methods, or of those that work on this model."""
+    if model is None:
+        return list(METHODS)
+    return [name for name in METHODS if METHODS[name].required <= model.capabilities]
+
+
+def check_fit(chosen: Method, model: TargetModel, size: tuple[int, int] | None = None) -> None:
+    """Refuses a method whose needs the model cannot meet for inputs of this size, before anything is computed."""
+    if chosen.needs <= {"gradients"}:
+        return  # every differentiable model will do: no need to look inside
+    structure = model.structure(size)
+    lacking = sorted(chosen.needs - structure.capabilities)
+    if not lacking:
+        return
+    reasons = {structure.missing.get(need, "") for need in lacking} - {""}
+    because = f" ({'; '.join(sorted(reasons))})" if reasons else ""
+    usable = [name for name in METHODS if METHODS[name].required <= structure.capabilities]
+    raise CapabilityError(
+        f"{chosen} needs {', '.join(lacking)}; {model.spec} has {', '.join(sorted(structure.capabilities))}{because}. "
+        f"Try: {', '.join(usable)}"
+    )
+
+
+def seeded_generator(seed: int | None) -> torch.Generator:
+    """A generator of one's own, on the CPU, so that every device draws the same numbers."""
+    return torch.Generator().manual_seed(0 if seed is None else seed)

@@ -1,0 +1,64 @@
+"""Grad-CAM for convolutional networks, and its three forms for vision transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from aha.methods.base import Method, method
+from aha.models import TargetModel
+
+
+@method("grad_cam", family="cam", needs={"features", "gradients"}, citation="Selvaraju et al., ICCV 2017")
+@dataclass(frozen=True)
+class GradCAM(Method):
+    """Features weighted by their mean class gradient, positive part (eq. 1-2).
+
+    Transformers have three forms in use, which are not the same method:
+
+    - "attention": mean over heads of `A * dA` of the last block, read at the class token (the form of the MDA and
+      InFlow code, and by its numbers of AHA's tables);
+    - "pooled_attention": the same with one gradient weight per head, its mean over patches (Chefer et al.);
+    - "features": patch tokens as a feature map (pytorch-grad-cam with a reshape transform).
+
+    The default, "auto", is "attention" where the model gives attention and "features" elsewhere.
+
+    Attributes:
+        form: see above.
+        layer: which stage or block, counted from the end; -1 is the deepest that carries spatial evidence.
+    """
+
+    form: Literal["auto", "features", "attention", "pooled_attention"] = "auto"
+    layer: int = -1
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Attention for the attention forms, features otherwise."""
+        return frozenset({"gradients", "attention" if "attention" in self.form else "features"})
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        has_attention = "attention" in model.structure((images.shape[-2], images.shape[-1])).capabilities
+        if self.form == "features" or (self.form == "auto" and not has_attention):
+            features, gradients = features_and_gradients(model, images, classes, self.layer)
+            weights = gradients.mean(dim=(2, 3), keepdim=True)  # (B, C, 1, 1)
+            return (weights * features).sum(dim=1).relu()  # (B, h, w)
+        trace = model.trace(images, attention=True)
+        matrix = trace.attention[self.layer]  # (B, heads, T, T)
+        (gradient,) = trace.gradients(classes, matrix)
+        rows, slopes = trace.read(matrix), trace.read(gradient)  # (B, heads, T)
+        if self.form == "pooled_attention":
+            prefix = trace.structure.blocks[0].layout.prefix
+            slopes = slopes[..., prefix:].mean(dim=-1, keepdim=True)  # (B, heads, 1)
+        return trace.to_grid((rows * slopes).mean(dim=1)).relu()  # (B, h, w)
+
+
+def features_and_gradients(
+    model: TargetModel, images: Tensor, classes: Tensor, layer: int
+) -> tuple[Tensor, Tensor]:
+    """One stage's features (B, C, h, w), counted back from the deepest useful one, and their class gradients."""
+    stage = model.cam_stage((images.shape[-2], images.shape[-1])) + 1 + layer
+    trace = model.trace(images, features=[stage])
+    (gradients,) = trace.gradients(classes, trace.features[stage])
+    return trace.features[stage], gradients

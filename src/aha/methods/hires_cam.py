@@ -1,0 +1,27 @@
+"""HiResCAM: features times gradients, place by place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aha.methods.base import Method, method
+from aha.methods.grad_cam import features_and_gradients
+from aha.models import TargetModel
+
+
+@method("hires_cam", family="cam", needs={"features", "gradients"}, citation="Draelos & Carin, 2020")
+@dataclass(frozen=True)
+class HiResCAM(Method):
+    """`ReLU(sum over channels of gradient * feature)`; equals Grad-CAM where the features are averaged and classified.
+
+    Attributes:
+        layer: which stage, counted from the end.
+    """
+
+    layer: int = -1
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        features, gradients = features_and_gradients(model, images, classes, self.layer)  # (B, C, h, w) each
+        return (gradients * features).sum(dim=1).relu()  # (B, h, w)

@@ -1,0 +1,62 @@
+"""LeGrad: the positive gradient of layer-wise scores with respect to each layer's attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from aha.errors import SpecError
+from aha.methods.base import Method, method
+from aha.models import TargetModel
+
+
+@method(
+    "legrad",
+    family="attention",
+    needs={"attention", "tokens", "gradients"},
+    citation="Bousselham et al., ICCV 2025",
+)
+@dataclass(frozen=True)
+class LeGrad(Method):
+    """`sum over layers of mean over heads and queries of ReLU(d y^l / d A^l)`, at the patch tokens.
+
+    `y^l` is the class score that the model's own norm and head give to the pooled output of block l. All layers are
+    used by default, as in the paper; the published code uses the last two: `legrad(layers=2)`.
+
+    Attributes:
+        layers: how many of the last blocks; None for all.
+        pool: "mean" over all tokens (published code), or "model" for the model's own pooling.
+    """
+
+    layers: int | None = None
+    pool: Literal["mean", "model"] = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers is not None and self.layers < 1:
+            raise SpecError(f"legrad: layers must be at least 1, not {self.layers}")
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        trace = model.trace(images, attention=True, tokens=True)
+        used = len(trace.attention) if self.layers is None else self.layers
+        total = torch.zeros((), device=trace.outputs.device)
+        for matrix, tokens in zip(trace.attention[-used:], trace.tokens[-used:], strict=True):
+            pull = self._score_gradient(
+                model, images, tokens, classes
+            )  # (B, T, D): d y^l / d output of block l
+            (slopes,) = torch.autograd.grad(tokens, matrix, pull, retain_graph=True)  # (B, heads, T, T)
+            total = total + slopes.relu().mean(dim=(1, 2))  # (B, T)
+        return trace.to_grid(total)  # (B, h, w)
+
+    def _score_gradient(self, model: TargetModel, images: Tensor, tokens: Tensor, classes: Tensor) -> Tensor:
+        """Gradient of the layer score with respect to the block's output; the head is short, the blocks are skipped."""
+        with torch.enable_grad():
+            leaf = tokens.detach().requires_grad_()
+            # Norm and head act on each token alike, so a sequence of equal tokens is read as its mean.
+            pooled = leaf.mean(dim=1, keepdim=True).expand_as(leaf) if self.pool == "mean" else leaf
+            outputs = model.outputs_from_tokens(images, pooled)
+            scores = model.score.differentiated()(outputs, classes)  # (B,)
+            return torch.autograd.grad(scores.sum(), leaf)[0]

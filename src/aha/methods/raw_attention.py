@@ -1,0 +1,34 @@
+"""Attention of one block, as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aha.methods.base import Method, method
+from aha.models import TargetModel
+
+
+@method(
+    "raw_attention",
+    family="attention",
+    needs={"attention", "tokens"},
+    citation="Dosovitskiy et al., ICLR 2021",
+)
+@dataclass(frozen=True)
+class RawAttention(Method):
+    """Mean over heads of the attention that the class token (or the mean of the pooled tokens) pays to each patch.
+
+    It knows nothing of the class: every class gets the same map.
+
+    Attributes:
+        layer: which block, counted from the end.
+    """
+
+    layer: int = -1
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        trace = model.trace(images, attention=True)
+        rows = trace.read(trace.attention[self.layer].detach())  # (B, heads, T)
+        return trace.to_grid(rows.mean(dim=1))  # (B, h, w)

@@ -1,0 +1,42 @@
+"""SmoothGrad around any method: the mean map of noisy copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aha.errors import SpecError
+from aha.methods.base import Method, method, seeded_generator
+from aha.models import TargetModel
+
+
+@method("smooth", family="wrapper", citation="Smilkov et al., 2017")
+@dataclass(frozen=True)
+class Smooth(Method):
+    """Mean over `n` maps of `x + noise`, the noise's deviation being `sigma` times each image's value range."""
+
+    inner: Method
+    n: int = 20
+    sigma: float = 0.15
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n < 1 or self.sigma < 0:
+            raise SpecError(
+                f"smooth: n must be at least 1 and sigma not negative, not n={self.n}, sigma={self.sigma}"
+            )
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        generator = seeded_generator(self.seed)
+        scale = self.sigma * (images.amax(dim=(1, 2, 3)) - images.amin(dim=(1, 2, 3)))  # (B,)
+        total: Tensor | None = None
+        for _ in range(self.n):
+            # One draw per image shape, shared by the batch: an image's map does not depend on its neighbours.
+            noise = torch.randn(images.shape[1:], generator=generator).to(images)  # (C, H, W)
+            maps = self.inner(model, images + scale.view(-1, 1, 1, 1) * noise, classes)  # (B, h, w)
+            total = maps if total is None else total + maps
+        assert total is not None
+        return total / self.n

@@ -1,0 +1,137 @@
+"""Sees softmax attention wherever it is computed, without knowing the model.
+
+Fused attention (`scaled_dot_product_attention`, `nn.MultiheadAttention`) never forms the attention matrix, so there
+is nothing to hook. While an `AttentionTap` is active it computes these operations explicitly, and it also sees plain
+softmax calls; each attention matrix passes through one callback, which may record it or put another in its place.
+No flag of the model is touched: the tap lives in PyTorch's function dispatch, for this thread, inside one `with`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+OnAttention = Callable[[Tensor], Tensor]
+
+_SOFTMAX = {torch.softmax, torch.Tensor.softmax, F.softmax, torch.special.softmax}
+_SDPA = F.scaled_dot_product_attention
+_MULTI_HEAD = F.multi_head_attention_forward
+
+
+class AttentionTap(TorchFunctionMode):
+    """Passes every attention matrix (..., T, S) computed inside the block through `on_attention`, in order."""
+
+    def __init__(self, on_attention: OnAttention) -> None:
+        super().__init__()
+        self.on_attention = on_attention
+
+    def __torch_function__(  # noqa: D102
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _SDPA:
+            return explicit_attention(*args, **kwargs, on_attention=self.on_attention)
+        if func is _MULTI_HEAD and not _has_rare_options(args, kwargs):
+            return explicit_multi_head(*args, **kwargs, on_attention=self.on_attention)
+        result = func(*args, **kwargs)
+        if func in _SOFTMAX and result.dim() >= 3 and _dim(args, kwargs) in (-1, result.dim() - 1):
+            return self.on_attention(result)
+        return result
+
+
+def explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    on_attention: OnAttention,
+) -> Tensor:
+    """`scaled_dot_product_attention` with its attention matrix (..., T, S) in the open."""
+    if enable_gqa:  # grouped queries: each key and value head serves several query heads
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = (x.repeat_interleave(repeats, dim=-3) for x in (key, value))
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    logits = (query * scale) @ key.transpose(-2, -1)  # (..., T, S)
+    if is_causal:
+        attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+    if attn_mask is not None:
+        is_bool = attn_mask.dtype == torch.bool
+        logits = logits.masked_fill(~attn_mask, -math.inf) if is_bool else logits + attn_mask
+    weights = on_attention(logits.softmax(dim=-1))
+    return F.dropout(weights, dropout_p) @ value
+
+
+def explicit_multi_head(
+    query: Tensor,  # (T, B, E): nn.MultiheadAttention always calls with the sequence first
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    *,
+    on_attention: OnAttention,
+) -> tuple[Tensor, Tensor | None]:
+    """`multi_head_attention_forward` with its attention matrix (B, h, T, S) in the open."""
+    weights = (q_proj_weight, k_proj_weight, v_proj_weight)
+    if in_proj_weight is not None:
+        weights = in_proj_weight.chunk(3)
+    biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+    length, batch, _ = query.shape
+
+    def heads(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        assert weight is not None
+        return F.linear(x, weight, bias).unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)  # (B, h, T, d)
+
+    q, k, v = (heads(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+    seen: list[Tensor] = []
+
+    def keep(matrix: Tensor) -> Tensor:
+        seen.append(on_attention(matrix))
+        return seen[-1]
+
+    mixed = explicit_attention(q, k, v, attn_mask, dropout_p if training else 0.0, on_attention=keep)
+    mixed = mixed.permute(2, 0, 1, 3).reshape(length, batch, -1)  # (T, B, h*d)
+    returned = seen[0].mean(dim=1) if average_attn_weights else seen[0]
+    return F.linear(mixed, out_proj_weight, out_proj_bias), returned if need_weights else None
+
+
+def _has_rare_options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Options of multi-head attention that no vision model uses; such calls stay fused and unseen."""
+    is_batched = args[0].dim() == 3
+    mask_dim = getattr(kwargs.get("attn_mask"), "ndim", 2)
+    rare = (kwargs.get(name) is not None for name in ("key_padding_mask", "static_k", "static_v"))
+    return not is_batched or mask_dim != 2 or args[7] is not None or args[9] or any(rare)
+
+
+def _dim(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return kwargs["dim"] if "dim" in kwargs else args[1] if len(args) > 1 else None

@@ -1,0 +1,62 @@
+"""Replaced operations: other forward or backward rules for elementary functions, inside one `with`.
+
+A rule set maps the name of an operation ("relu", "gelu", "layer_norm", ...) to a function that is called in its place
+with the same arguments. It applies to modules, functional calls, tensor methods and in-place forms alike, because it
+works in PyTorch's function dispatch and not on the modules of the model, which stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from aha.errors import SpecError
+from aha.registry import nearest_names
+
+Rule = Callable[..., Any]
+
+# Every spelling under which models call an operation. Functional wrappers come first in dispatch, so a rule on a
+# wrapper replaces the whole call.
+OPERATIONS: dict[str, tuple[Any, ...]] = {
+    "relu": (F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_),
+    "relu6": (F.relu6,),
+    "leaky_relu": (F.leaky_relu, F.leaky_relu_),
+    "elu": (F.elu, F.elu_),
+    "gelu": (F.gelu,),
+    "silu": (F.silu,),
+    "hardswish": (F.hardswish,),
+    "sigmoid": (torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_, F.sigmoid),
+    "softmax": (F.softmax, torch.softmax, Tensor.softmax),
+    "layer_norm": (F.layer_norm, torch.layer_norm),
+    "batch_norm": (F.batch_norm, torch.batch_norm),
+    "linear": (F.linear,),
+    "conv2d": (F.conv2d, torch.conv2d),
+    "matmul": (torch.matmul, Tensor.matmul, Tensor.__matmul__),
+    "scaled_dot_product_attention": (F.scaled_dot_product_attention,),
+    "max_pool2d": (F.max_pool2d, torch.max_pool2d),
+}
+
+
+class RuleMode(TorchFunctionMode):
+    """Calls the rule in place of each named operation; inside a rule, plain operations are plain again."""
+
+    def __init__(self, rules: Mapping[str, Rule]) -> None:
+        super().__init__()
+        self._rules: dict[Any, Rule] = {}
+        for name, rule in rules.items():
+            if name not in OPERATIONS:
+                hints = nearest_names(name, OPERATIONS)
+                raise SpecError(
+                    f"no rule can replace {name!r}; known operations: {', '.join(hints or OPERATIONS)}"
+                )
+            self._rules |= dict.fromkeys(OPERATIONS[name], rule)
+
+    def __torch_function__(  # noqa: D102
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._rules.get(func, func)(*args, **(kwargs or {}))

@@ -1,0 +1,369 @@
+"""The explained model, behind the one interface that methods, metrics and training use.
+
+Shapes: inputs (B, C, H, W) normalised model inputs; pixels the same in [0, 1]; classes (B,); outputs (B, K).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from aha.errors import CapabilityError, ModelError, TargetError
+from aha.models.hooks import (
+    autograd,
+    evaluating,
+    first_tensor,
+    hooked,
+    preserved_random_state,
+    swapped_forward,
+    with_first_tensor,
+)
+from aha.models.memory import Chunks
+from aha.models.outputs import OutputReader, read_outputs
+from aha.models.rules import Rule, RuleMode
+from aha.models.structure import Structure, probe
+from aha.models.tracing import Trace, Tracer
+from aha.models.weights import state_digest
+from aha.preprocessing import Preprocessing
+from aha.scores import Score, num_classes
+
+Precision = Literal["float32", "bfloat16", "float16"]
+_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module behind compiled and data-parallel wrappers, which hide the parts whose outputs we read."""
+    module = getattr(module, "_orig_mod", module)
+    is_parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    return module.module if is_parallel else module
+
+
+class TargetModel:
+    """A classifier that can be read and temporarily changed, and that is afterwards what it was.
+
+    Only this class and its neighbours in `aha.models` know model internals. Calls are serialised by a lock, because
+    hooks are global to a module.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        spec: str,
+        preprocessing: Preprocessing | None,
+        score: Score,
+        output: OutputReader = None,
+        class_names: Sequence[str] | None = None,
+        precision: Precision = "float32",
+        batch_size: int = 32,
+    ) -> None:
+        self.module = unwrapped(module)
+        self.spec = spec
+        self.preprocessing = preprocessing
+        self.score = score
+        self.class_names = None if class_names is None else tuple(class_names)
+        self.precision = precision
+        self.chunks = Chunks(batch_size)
+        self._output = output
+        self._lock = threading.RLock()
+        self._structures: dict[tuple[int, ...], Structure] = {}
+        self._cam_stages: dict[tuple[int, ...], int] = {}
+        self._readouts: dict[tuple[int, ...], Tensor] = {}
+        self._digest: str | None = None
+        self._num_classes: int | None = None
+
+    def __repr__(self) -> str:
+        return f"TargetModel({self.spec!r}, score={self.score.name!r}, device={str(self.device)!r})"
+
+    # What it is
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's parameters live."""
+        return next((p.device for p in self._tensors()), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of the model's parameters."""
+        return next((p.dtype for p in self._tensors() if p.is_floating_point()), torch.float32)
+
+    @property
+    def digest(self) -> str:
+        """Digest of the weights: two models with equal digests compute the same function of the same architecture."""
+        if self._digest is None:
+            self._digest = state_digest(self.module.state_dict())
+        return self._digest
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the outputs tell apart."""
+        if self._num_classes is None:
+            if self.preprocessing is None:
+                raise ModelError(
+                    f"{self.spec}: the number of classes is unknown until an input size is stated"
+                )
+            shape = (1, len(self.preprocessing.mean), *self.preprocessing.size)
+            self.outputs(torch.zeros(shape, device=self.device))
+        assert self._num_classes is not None
+        return self._num_classes
+
+    def class_name(self, index: int) -> str:
+        """A readable name of the class."""
+        if self.class_names is not None and index < len(self.class_names):
+            return self.class_names[index]
+        return f"class {index}"
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from self.module.parameters()
+        yield from self.module.buffers()
+
+    # Running it
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """Raw outputs (B, K), in chunks, following the caller's gradient mode for `inputs` that need gradients."""
+        is_differentiable = inputs.requires_grad and torch.is_grad_enabled()
+        inputs = inputs.to(self.device)
+        with self.undisturbed(), autograd(is_differentiable), self._autocast():
+            return torch.cat(self.chunks.run(lambda part: self._forward(inputs[part]), len(inputs)))
+
+    def scores(self, inputs: Tensor, classes: Tensor) -> Tensor:
+        """The reported score (B,) of each input's class."""
+        return self.score(self.outputs(inputs), classes)
+
+    def input_gradients(self, inputs: Tensor, classes: Tensor, score: Score | None = None) -> Tensor:
+        """Gradient (B, C, H, W) of the explained score with respect to the inputs, in chunks."""
+
+        def gradient(part: slice) -> Tensor:
+            trace = self.trace(inputs[part], inputs=True, score=score)
+            assert trace.inputs is not None
+            return trace.gradients(classes[part], trace.inputs)[0]
+
+        return torch.cat(self.chunks.run(gradient, len(inputs)))
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        # A copy, because a model may work in place on its input, and the caller's tensor is not ours to change.
+        outputs = read_outputs(self.module(inputs.to(self.dtype).clone()), self._output)
+        if len(outputs) != len(inputs):
+            raise ModelError(f"{self.spec} returned {len(outputs)} rows for {len(inputs)} images")
+        self._num_classes = num_classes(outputs)
+        return outputs.float() if outputs.dtype in _HALF.values() else outputs
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, _HALF[self.precision])
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Evaluation mode, alone with the model; flags and random state are restored whatever happens."""
+        with self._lock, evaluating(self.module), preserved_random_state(self.device):
+            yield
+
+    # Reading it
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What methods may ask for: gradients, features, tokens, attention."""
+        return self.structure().capabilities
+
+    def structure(self, size: tuple[int, int] | None = None) -> Structure:
+        """Stages, blocks and attention for inputs of this size; found once per size."""
+        shape = self._input_shape(size)
+        if shape not in self._structures:
+            generator = torch.Generator().manual_seed(0)
+            noise = torch.randn((2, *shape), generator=generator).to(
+                self.device
+            )  # 2: tells batch from other axes
+            with self.undisturbed(), autograd(False):
+                self._structures[shape] = probe(
+                    self.module, lambda: self._forward(noise), 2, (shape[1], shape[2])
+                )
+        return self._structures[shape]
+
+    def cam_stage(self, size: tuple[int, int] | None = None) -> int:
+        """The deepest stage on whose places the outputs depend: where class activation mapping makes sense.
+
+        Behind a class-token readout the last block's patch tokens reach no output; there it is the block before.
+        """
+        shape = self._input_shape(size)
+        if shape not in self._cam_stages:
+            self._cam_stages[shape] = self._find_cam_stage(shape)
+        return self._cam_stages[shape]
+
+    def _find_cam_stage(self, shape: tuple[int, int, int]) -> int:
+        structure = self.structure(shape[1:])
+        last = len(structure.stages) - 1
+        if structure.stages[last].layout.prefix == 0:
+            return last  # pooled over its places
+        first = max(0, last - 3)
+        slopes = self._output_gradients(shape, features=range(first, last + 1))
+        read = [
+            stage for stage, slope in zip(range(first, last + 1), slopes, strict=True) if bool(slope.any())
+        ]
+        if not read:
+            raise CapabilityError(
+                f"{self.spec}: its outputs depend on no place of its last stages, only on prefix tokens; use gradients"
+            )
+        return read[-1]
+
+    def _output_gradients(
+        self, shape: tuple[int, int, int], *, features: Sequence[int] = (), tokens: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Gradients of a random mix of the outputs on a noise image: zero exactly where nothing is read."""
+        generator = torch.Generator().manual_seed(1)
+        noise = torch.randn((1, *shape), generator=generator).to(self.device)
+        trace = self._trace(noise, features=features, tokens=tokens)
+        mix = torch.randn(trace.outputs.shape, generator=generator).to(trace.outputs)
+        wanted = (*trace.features.values(), *trace.tokens[-1:])
+        with autograd(True):
+            return torch.autograd.grad((trace.outputs * mix).sum(), wanted, materialize_grads=True)
+
+    def readout(self, size: tuple[int, int] | None = None) -> Tensor:
+        """Which tokens (T,) of the last block the outputs depend on: found by one gradient, not by the model's class."""
+        shape = self._input_shape(size)
+        if shape not in self._readouts:
+            (slopes,) = self._output_gradients(shape, tokens=True)  # (1, T, D)
+            reads = slopes[0].abs().amax(dim=1) > 0  # (T,)
+            if not reads.any():  # an untrained head of zeros: assume the usual reading
+                reads[: 1 if self.structure(shape[1:]).blocks[0].layout.prefix else None] = True
+            self._readouts[shape] = reads
+        return self._readouts[shape]
+
+    def trace(
+        self,
+        images: Tensor,
+        *,
+        features: Sequence[int] = (),
+        tokens: bool = False,
+        attention: bool = False,
+        inputs: bool = False,
+        score: Score | None = None,
+    ) -> Trace:
+        """One forward pass of `images` with the requested tensors captured, ready for `Trace.gradients`."""
+        size = (images.shape[-2], images.shape[-1])
+        trace = self._trace(images, features, tokens, attention, inputs)
+        trace.score = score or self.score.differentiated()
+        if tokens or attention:
+            trace.readout = self.readout(size)
+        return trace
+
+    def _trace(
+        self,
+        images: Tensor,
+        features: Sequence[int] = (),
+        tokens: bool = False,
+        attention: bool = False,
+        inputs: bool = False,
+    ) -> Trace:
+        wants_internals = bool(features) or tokens or attention
+        size = (images.shape[-2], images.shape[-1])
+        structure = self.structure(size) if wants_internals else Structure((), (), ())
+
+        def forward_from(records_all: bool) -> Trace:
+            trace = Trace(self.score.differentiated(), structure)
+            with autograd(records_all):
+                leaf = images.detach().to(self.device, self.dtype).clone().requires_grad_(inputs)
+                trace.inputs = leaf if inputs else None
+                tracer = Tracer(self.module, trace)
+                return tracer.run(
+                    lambda: self._forward(leaf),
+                    len(leaf),
+                    features=features,
+                    tokens=tokens,
+                    attention=attention,
+                )
+
+        with self.undisturbed():
+            trace = forward_from(records_all=inputs)
+            if wants_internals and not trace.outputs.requires_grad:
+                # The model switched recording off again after a captured tensor (its own no_grad part).
+                trace = forward_from(records_all=True)
+        return trace
+
+    def outputs_from_tokens(self, images: Tensor, tokens: Tensor) -> Tensor:
+        """Outputs (B, K) that the model gives when its last block returns `tokens` (B, T, D); differentiable in them.
+
+        The blocks are skipped: the first hands in the tokens, the others pass them on.
+        """
+        structure = self.structure((images.shape[-2], images.shape[-1]))
+        first_name = structure.blocks[0].name
+        parts = dict(self.module.named_modules())
+        in_tuple = structure.blocks[0].in_tuple
+
+        def hand_in(*_args: Any, **_kwargs: Any) -> Any:
+            return (tokens,) if in_tuple else tokens
+
+        def pass_on(x: Tensor, *_args: Any, **_kwargs: Any) -> Any:
+            return (x,) if in_tuple else x
+
+        forwards: dict[nn.Module, Callable[..., Any]] = {
+            parts[site.name]: pass_on for site in structure.blocks
+        }
+        forwards[parts[first_name]] = (
+            hand_in  # also right for one block used again and again: it never changes
+        )
+        with self.undisturbed(), autograd(tokens.requires_grad), swapped_forward(forwards):
+            return self._forward(images.to(self.device))
+
+    # Changing it, for the duration of a block
+
+    @contextmanager
+    def patched(self, patches: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+        """Replaces the outputs of named modules: each patch gets a module's output tensor and returns another."""
+        parts = dict(self.module.named_modules())
+        unknown = [name for name in patches if name not in parts]
+        if unknown:
+            raise ModelError(f"{self.spec} has no module {', '.join(map(repr, unknown))}")
+
+        def replace(patch: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+            def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
+                tensor = first_tensor(output)
+                return None if tensor is None else with_first_tensor(output, patch(tensor))
+
+            return hook
+
+        with self._lock, hooked((parts[name], replace(patch)) for name, patch in patches.items()):
+            yield
+
+    @contextmanager
+    def rules(self, rules: Mapping[str, Rule]) -> Iterator[None]:
+        """Replaces elementary operations ("relu", "gelu", ...) by rules with the same arguments."""
+        with ExitStack() as stack:
+            stack.enter_context(self._lock)
+            stack.enter_context(RuleMode(rules))
+            yield
+
+    # Pixels and classes
+
+    def to_inputs(self, pixels: Tensor) -> Tensor:
+        """Pixels in [0, 1] to normalised model inputs."""
+        return self.stated_preprocessing().normalise(pixels)
+
+    def to_pixels(self, inputs: Tensor) -> Tensor:
+        """Normalised model inputs to pixels in [0, 1]."""
+        return self.stated_preprocessing().denormalise(inputs)
+
+    def stated_preprocessing(self) -> Preprocessing:
+        """How pictures become inputs; a plain module must have stated it."""
+        if self.preprocessing is None:
+            raise ModelError(f"{self.spec}: state input_size, mean and std in load_model to explain pictures")
+        return self.preprocessing
+
+    def check_classes(self, classes: Tensor) -> None:
+        """Refuses class indices that the model does not have."""
+        wrong = classes[(classes < 0) | (classes >= self.num_classes)]
+        if len(wrong):
+            raise TargetError(
+                f"class {int(wrong[0])} does not exist; {self.spec} has classes 0 to {self.num_classes - 1}"
+            )
+
+    def _input_shape(self, size: tuple[int, int] | None) -> tuple[int, int, int]:
+        stated = self.preprocessing
+        if size is None:
+            size = self.stated_preprocessing().size
+        return (3 if stated is None else len(stated.mean), *size)

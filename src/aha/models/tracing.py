@@ -1,0 +1,156 @@
+"""One forward pass with its internals in hand, and gradients of any score with respect to them.
+
+Shapes: features (B, C, h, w); tokens (B, T, D); attention (B, h, T, T); outputs (B, K).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from aha.models.attention import AttentionTap
+from aha.models.hooks import autograd, first_tensor, hooked, with_first_tensor
+from aha.models.structure import Site, Structure
+from aha.scores import Score
+
+
+@dataclass
+class Trace:
+    """Tensors of one forward pass, all in its graph.
+
+    Attributes:
+        outputs: raw class outputs (B, K).
+        inputs: the model inputs (B, C, H, W), if asked for.
+        features: stage index -> map (B, C, h, w); negative indices as requested.
+        tokens: X^1 .. X^{L+1}, each (B, T, D): the input of every block, then the output of the last.
+        attention: A^1 .. A^L, each (B, h, T, T), rows are queries.
+    """
+
+    score: Score
+    structure: Structure
+    readout: Tensor | None = None
+    outputs: Tensor = field(default_factory=lambda: torch.empty(0))
+    inputs: Tensor | None = None
+    features: dict[int, Tensor] = field(default_factory=dict)
+    tokens: list[Tensor] = field(default_factory=list)
+    attention: list[Tensor] = field(default_factory=list)
+
+    def scores(self, classes: Tensor) -> Tensor:
+        """The explained score (B,) of each image's class."""
+        return self.score(self.outputs, classes)
+
+    def gradients(self, classes: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Gradient of the class scores with respect to traced tensors; each image depends on its own score alone."""
+        with autograd(True):
+            total = self.scores(classes).sum()
+            return torch.autograd.grad(total, tensors, retain_graph=True, materialize_grads=True)
+
+    def to_grid(self, values: Tensor) -> Tensor:
+        """Token values (B, T) as a map (B, h, w), without the prefix tokens."""
+        layout = self.structure.blocks[0].layout
+        h, w = layout.grid
+        return rearrange(values[:, layout.prefix :], "b (h w) -> b h w", h=h, w=w)
+
+    def read(self, matrix: Tensor) -> Tensor:
+        """The rows of a token-to-token matrix (..., T, T) that the classifier reads: class token, or mean of all."""
+        assert self.readout is not None
+        return matrix[..., self.readout, :].mean(dim=-2)
+
+
+class Tracer:
+    """Captures requested tensors of one forward pass so that each stays on the path to the outputs."""
+
+    def __init__(self, module: nn.Module, trace: Trace) -> None:
+        self._modules = dict(module.named_modules())
+        self._trace = trace
+        self._seen: Counter[str] = Counter()
+        self._attention_calls = 0
+        self._hooks: list[tuple[nn.Module, Callable[..., Any]]] = []
+        self._batch = 0
+
+    def run(
+        self,
+        forward: Callable[[], Tensor],
+        batch: int,
+        *,
+        features: Sequence[int],
+        tokens: bool,
+        attention: bool,
+    ) -> Trace:
+        """Runs `forward` with the requested captures and returns the filled trace."""
+        structure, self._batch = self._trace.structure, batch
+        for index in features:
+            self._capture(
+                structure.stages[index], lambda raw, site, i=index: self._keep_feature(raw, site, i)
+            )
+        with ExitStack() as stack:
+            if tokens:
+                first = self._modules[structure.blocks[0].name]
+                handle = first.register_forward_pre_hook(self._keep_block_input, with_kwargs=True)
+                stack.callback(handle.remove)
+                for site in structure.blocks:
+                    self._capture(site, lambda raw, _site: self._keep_tokens(raw))
+            stack.enter_context(hooked(self._hooks))
+            if attention:
+                stack.enter_context(AttentionTap(self._keep_attention))
+            self._trace.outputs = forward()
+        return self._trace
+
+    def _capture(self, site: Site, keep: Callable[[Tensor, Site], Tensor]) -> None:
+        """A hook that replaces the site's output by what `keep` returns; other calls of the module pass."""
+        calls = 0
+
+        def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            raw = first_tensor(output)
+            if calls - 1 != site.call or raw is None:
+                return None
+            return with_first_tensor(output, keep(raw, site))
+
+        self._hooks.append((self._modules[site.name], hook))
+
+    def _keep_feature(self, raw: Tensor, site: Site, index: int) -> Tensor:
+        raw = _on_graph(raw)
+        maps = site.layout.to_map(raw)
+        self._trace.features[index] = maps
+        # The rest of the network continues from `maps`, on a copy that in-place operations may overwrite.
+        return site.layout.from_map(maps, raw)
+
+    def _keep_tokens(self, raw: Tensor) -> Tensor:
+        raw = _on_graph(raw)
+        self._trace.tokens.append(raw)
+        return raw.clone()
+
+    def _keep_block_input(self, _module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        if self._trace.tokens:  # a block that is used again: its input is the last output
+            return None
+        if args:
+            return (self._keep_tokens(args[0]), *args[1:]), kwargs
+        name, raw = next((name, value) for name, value in kwargs.items() if isinstance(value, Tensor))
+        return args, kwargs | {name: self._keep_tokens(raw)}
+
+    def _keep_attention(self, weights: Tensor) -> Tensor:
+        ordinal, self._attention_calls = self._attention_calls, self._attention_calls + 1
+        if ordinal not in self._trace.structure.attention:
+            return weights
+        split = weights.view(self._batch, -1, *weights.shape[-2:])  # heads may be merged into the batch
+        split = _on_graph(split)
+        self._trace.attention.append(split)
+        return split.view(weights.shape)
+
+
+def _on_graph(tensor: Tensor) -> Tensor:
+    """The tensor as part of a graph, which starts here unless an earlier capture has started it.
+
+    Recording begins at the first captured tensor, not at the input: what lies before needs no backward pass.
+    """
+    torch.set_grad_enabled(True)
+    return tensor if tensor.requires_grad else tensor.detach().requires_grad_()

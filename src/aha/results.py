@@ -1,0 +1,199 @@
+"""Results on disk: one folder, a file set per map, one manifest; every write is whole or not at all.
+
+    out/
+      manifest.json                          items, versions, model and digest, seed, settings
+      journal.jsonl                          items finished since the last manifest; gone when the run is complete
+      cat/grad_cam_281.npz                   map (original pixels, NaN = never seen), model_map, seen
+      cat/grad_cam_281_heatmap.png
+      cat/grad_cam_281_overlay.png
+
+An item is journalled after its files are in place, so a killed run loses at most the item in flight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+import re
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from aha.errors import OutputError
+
+MANIFEST, JOURNAL = "manifest.json", "journal.jsonl"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ResultItem:
+    """One map, ready to be written; `image`, `method` and `target` tell it from the others in its folder.
+
+    Attributes:
+        key: freshness: an existing item with the same key need not be computed again.
+    """
+
+    image: str
+    method: str
+    target: int
+    label: str
+    score: float
+    original_map: NDArray[np.float32]
+    model_map: NDArray[np.float32]
+    heatmap: Image.Image
+    overlay: Image.Image
+    seconds: float
+    key: str | None = None
+
+
+class ResultFolder:
+    """A folder of results of one model, which can be extended and resumed."""
+
+    def __init__(
+        self, folder: str | Path, model: str, digest: str, settings: dict[str, Any] | None = None
+    ) -> None:
+        self.folder = Path(folder)
+        self._header = {"model": model, "model_digest": digest, "settings": settings or {}}
+        self._items: dict[tuple[str, str, int], dict[str, Any]] = {}
+        self._folders: dict[str, str] = {}  # folder name -> image
+        with _writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.folder, os.W_OK):
+                raise PermissionError("permission denied")
+        self._read(model, digest)
+
+    @property
+    def keys(self) -> set[str]:
+        """Keys of the finished items whose files are all there."""
+        names = ("map", "heatmap", "overlay")
+        whole = (i for i in self._items.values() if all((self.folder / i[name]).is_file() for name in names))
+        return {item["key"] for item in whole if item.get("key")}
+
+    def add(self, item: ResultItem) -> None:
+        """Writes one map's files, then records it."""
+        stem = f"{self._folder_of(item.image)}/{_slug(item.method)}_{item.target}"
+        names = {"map": f"{stem}.npz", "heatmap": f"{stem}_heatmap.png", "overlay": f"{stem}_overlay.png"}
+        arrays = io.BytesIO()
+        np.savez_compressed(
+            arrays, map=item.original_map, model_map=item.model_map, seen=~np.isnan(item.original_map)
+        )
+        with _writing(self.folder):
+            (self.folder / stem).parent.mkdir(exist_ok=True)
+            write_atomically(self.folder / names["map"], lambda file: file.write(arrays.getvalue()))
+            write_atomically(
+                self.folder / names["heatmap"], lambda file: item.heatmap.save(file, format="PNG")
+            )
+            write_atomically(
+                self.folder / names["overlay"], lambda file: item.overlay.save(file, format="PNG")
+            )
+            entry = {
+                "image": item.image,
+                "method": item.method,
+                "target": item.target,
+                "label": item.label,
+                "score": item.score,
+                **names,
+                "seconds": item.seconds,
+                "key": item.key,
+            }
+            with (self.folder / JOURNAL).open("a", encoding="utf-8") as journal:
+                journal.write(json.dumps(entry) + "\n")
+        self._items[item.image, item.method, item.target] = entry
+
+    def finish(self) -> Path:
+        """Writes the manifest of all items so far and drops the journal. Returns the manifest's path."""
+        manifest = {
+            "format": FORMAT,
+            **self._header,
+            "seed": self._header["settings"].get("seed"),
+            "versions": versions(),
+            "items": list(self._items.values()),
+        }
+        path = self.folder / MANIFEST
+        text = json.dumps(manifest, indent=1).encode()
+        with _writing(self.folder):
+            write_atomically(path, lambda file: file.write(text))
+            (self.folder / JOURNAL).unlink(missing_ok=True)
+        return path
+
+    def _read(self, model: str, digest: str) -> None:
+        path = self.folder / MANIFEST
+        if path.is_file():
+            try:
+                manifest = json.loads(path.read_text(encoding="utf-8"))
+                items, known = manifest["items"], (manifest["model"], manifest["model_digest"])
+            except (ValueError, KeyError, TypeError):
+                raise OutputError(f"{path} is not a manifest of ours; choose another folder") from None
+            if known != (model, digest):
+                raise OutputError(
+                    f"{self.folder} holds results of {known[0]} (other weights or model); choose another"
+                )
+            for item in items:
+                self._remember(item)
+        journal = self.folder / JOURNAL
+        if journal.is_file():
+            for line in journal.read_text(encoding="utf-8").splitlines():
+                try:
+                    self._remember(json.loads(line))
+                except ValueError:
+                    break  # the line that was being written when the run was killed
+
+    def _remember(self, item: dict[str, Any]) -> None:
+        self._items[item["image"], item["method"], item["target"]] = item
+        self._folders[Path(item["map"]).parts[0]] = item["image"]
+
+    def _folder_of(self, image: str) -> str:
+        name = _slug(Path(image).stem)
+        if self._folders.setdefault(name, image) != image:  # another image of the same name
+            name = f"{name}-{hashlib.blake2b(image.encode(), digest_size=4).hexdigest()}"
+            self._folders[name] = image
+        return name
+
+
+def result_key(*parts: object) -> str:
+    """Digest of everything a result depends on."""
+    return hashlib.blake2b(json.dumps([str(part) for part in parts]).encode(), digest_size=16).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result may depend on."""
+    packages = {name: version(name) for name in ("aha-attribution", "timm", "torchvision", "pillow", "numpy")}
+    return {"python": platform.python_version(), "torch": torch.__version__, **packages}
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Writes beside the file and moves into place, so that readers see the old file or the new one, never a part."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            write(file)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def _slug(text: str, length: int = 80) -> str:
+    """A file name that reads like the text; a digest keeps long ones apart."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "image"
+    if len(name) <= length:
+        return name
+    return f"{name[: length - 9]}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
