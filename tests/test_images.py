@@ -189,9 +189,7 @@ def test_postscript_is_never_run(tmp_path: Path) -> None:
 def test_decompression_bombs_are_refused_by_their_header(tmp_path: Path, factor: float) -> None:
     side = int((MAX_PIXELS * factor) ** 0.5) + 1
     header = struct.pack(">2I5B", side, side, 8, 0, 0, 0, 0)
-    chunk = (
-        struct.pack(">I", len(header)) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
-    )
+    chunk = struct.pack(">I", len(header)) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
     (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT")
     with warnings.catch_warnings(record=True) as emitted:
         warnings.simplefilter("always")

@@ -27,9 +27,7 @@ def noise(size: tuple[int, int]) -> Image.Image:
 @pytest.mark.parametrize("crop_pct", [0.875, 0.9, 1.0])
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos"])
 def test_crop_equals_timm(size: tuple[int, int], crop_pct: float, interpolation: Interpolation) -> None:
-    theirs = create_transform(
-        (3, 224, 224), False, interpolation=interpolation, mean=MEAN, std=STD, crop_pct=crop_pct
-    )
+    theirs = create_transform((3, 224, 224), False, interpolation=interpolation, mean=MEAN, std=STD, crop_pct=crop_pct)
     ours = Preprocessing((224, 224), MEAN, STD, resize_to=int(224 / crop_pct), interpolation=interpolation)
     image = noise(size)
     torch.testing.assert_close(ours(image)[0], theirs(image), rtol=0, atol=0)
@@ -41,13 +39,9 @@ def test_crop_equals_timm(size: tuple[int, int], crop_pct: float, interpolation:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("crop_pct", [0.875, 1.0])
 @pytest.mark.parametrize("target", [(96, 192), (192, 96)])
-def test_crop_equals_timm_for_oblong_inputs(
-    size: tuple[int, int], crop_pct: float, target: tuple[int, int]
-) -> None:
+def test_crop_equals_timm_for_oblong_inputs(size: tuple[int, int], crop_pct: float, target: tuple[int, int]) -> None:
     # Here timm always resizes bilinearly, whatever it was asked for.
-    theirs = create_transform(
-        (3, *target), False, interpolation="bilinear", mean=MEAN, std=STD, crop_pct=crop_pct
-    )
+    theirs = create_transform((3, *target), False, interpolation="bilinear", mean=MEAN, std=STD, crop_pct=crop_pct)
     cover = None if crop_pct == 1.0 else (int(target[0] / crop_pct), int(target[1] / crop_pct))
     ours = Preprocessing(target, MEAN, STD, resize_to=cover, interpolation="bilinear")
     inputs, geometry = ours(noise(size))

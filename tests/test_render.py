@@ -38,9 +38,7 @@ def test_signed_maps_are_neutral_at_zero() -> None:
     assert zero.max() - zero.min() <= 3 and zero.min() > 240
     assert positive[0] > positive[2] + 50, "evidence for is red"
     assert negative[2] > negative[0] + 10, "evidence against is blue"
-    assert np.abs(positive - zero).sum() > np.abs(negative - zero).sum(), (
-        "one unit is as strong on both sides"
-    )
+    assert np.abs(positive - zero).sum() > np.abs(negative - zero).sum(), "one unit is as strong on both sides"
 
 
 def test_sign_is_decided_by_mass() -> None:
@@ -228,9 +226,7 @@ def test_contact_sheet_places_every_picture() -> None:
         centres[name] = (rows.mean(), columns.mean())
     assert centres["red"][0] == centres["green"][0] < centres["blue"][0]
     assert centres["red"][1] == centres["blue"][1] < centres["green"][1]
-    labelled = contact_sheet(
-        [[red, green], [blue]], row_labels=["a", "b"], column_labels=["c", "a long label"]
-    )
+    labelled = contact_sheet([[red, green], [blue]], row_labels=["a", "b"], column_labels=["c", "a long label"])
     assert labelled.width > plain.shape[1] and labelled.height > plain.shape[0]
 
 

@@ -46,15 +46,11 @@ def explain(
     Returns:
         One map per image and class; see `Explanation`.
     """
-    parts = list(
-        explain_batches(model, images, method, target, labels=labels, seed=seed, batch_size=batch_size)
-    )
+    parts = list(explain_batches(model, images, method, target, labels=labels, seed=seed, batch_size=batch_size))
     if not parts:
         raise ImageError("no images were given")
     if len({part.maps.shape[1:] for part in parts}) > 1:
-        raise ImageError(
-            "the images differ in size; explain them one size at a time, or with explain_batches"
-        )
+        raise ImageError("the images differ in size; explain them one size at a time, or with explain_batches")
     return Explanation.join(parts)
 
 
@@ -156,6 +152,4 @@ def _warn_of_unusable(explanation: Explanation, outputs: Tensor) -> None:
         else:
             continue
         name, target = explanation.subjects[index].name, int(explanation.targets[index])
-        warnings.warn(
-            f"{explanation.method} of {name} for class {target} {problem}: {cause}", MapWarning, stacklevel=3
-        )
+        warnings.warn(f"{explanation.method} of {name} for class {target} {problem}: {cause}", MapWarning, stacklevel=3)

@@ -70,7 +70,7 @@ def _as_inputs(images: Images) -> Tensor | None:
         if len({item.shape for item in images}) > 1:
             raise ImageError("tensors of different shapes cannot form a batch; explain them one by one")
         images = torch.stack(list(images))
-    if not _is_float_tensor(images):
+    if not isinstance(images, Tensor) or not images.is_floating_point():
         return None
     if images.dim() not in (3, 4) or images.numel() == 0:
         raise ImageError(f"a tensor of shape {tuple(images.shape)} is not (C, H, W) or (B, C, H, W)")
@@ -89,13 +89,10 @@ def _from_inputs(model: TargetModel, inputs: Tensor, batch_size: int, first: int
         part = inputs[start : start + batch_size].detach()
         finite = part.isfinite().flatten(1).all(dim=1)
         if not finite.all():
-            raise ImageError(
-                f"image-{first + start + int(finite.int().argmin())} has pixels that are not finite"
-            )
+            raise ImageError(f"image-{first + start + int(finite.int().argmin())} has pixels that are not finite")
         geometry = Geometry.identity((part.shape[-2], part.shape[-1]))
         subjects = [
-            Subject(f"image-{first + start + i}", picture, geometry)
-            for i, picture in enumerate(_pictures(model, part))
+            Subject(f"image-{first + start + i}", picture, geometry) for i, picture in enumerate(_pictures(model, part))
         ]
         yield Batch(part, subjects)
 
@@ -124,15 +121,14 @@ def _from_loader(model: TargetModel, loader: DataLoader[Any]) -> Iterator[Batch]
 def _split(item: Any) -> tuple[Tensor, Tensor | None]:
     """Inputs and labels of a loader's item: a tensor, (images, labels, ...), or a dict with the usual names."""
     if isinstance(item, dict):
-        inputs = next((item[k] for k in ("pixel_values", "image", "images", "inputs") if k in item), None)
-        labels = next((item[k] for k in ("labels", "label", "target", "targets") if k in item), None)
+        inputs: Any = next((item[k] for k in ("pixel_values", "image", "images", "inputs") if k in item), None)
+        labels: Any = next((item[k] for k in ("labels", "label", "target", "targets") if k in item), None)
     else:
-        parts = list(item) if isinstance(item, list | tuple) else [item]
-        inputs, labels = parts[0], parts[1] if len(parts) > 1 else None
+        inputs, labels, *_ = [*item, None] if isinstance(item, list | tuple) else [item, None]
     if not _is_float_tensor(inputs) or inputs.dim() != 4:
         raise ImageError("the DataLoader must give float images (B, C, H, W), alone or with labels")
-    is_labels = isinstance(labels, Tensor) and labels.dim() == 1 and not labels.is_floating_point()
-    return inputs, labels if is_labels else None
+    has_labels = isinstance(labels, Tensor) and labels.dim() == 1 and not labels.is_floating_point()
+    return inputs, labels if has_labels else None
 
 
 def _from_pictures(

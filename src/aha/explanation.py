@@ -88,9 +88,7 @@ class Explanation:
     ) -> Image.Image:
         """The map over the original image, with class, score, method and colour legend underneath."""
         values = self.original_map(index)
-        picture = render.overlay(
-            self.subjects[index].image, values, opacity=opacity, signed=signed, cmap=cmap
-        )
+        picture = render.overlay(self.subjects[index].image, values, opacity=opacity, signed=signed, cmap=cmap)
         if not caption:
             return picture
         _, legend = render.colour(values, signed=signed, cmap=cmap)
@@ -105,7 +103,7 @@ class Explanation:
         return f"{self.labels[index]} {float(self.scores[index]):.3g}"
 
     def save(self, folder: str | Path) -> Path:
-        """Writes maps, pictures and `manifest.json`; several methods may share one folder. Returns the manifest's path."""
+        """Writes maps, pictures and `manifest.json`, and returns its path; several methods may share one folder."""
         results = ResultFolder(folder, self.model, self.digest, self.settings)
         for index in range(len(self)):
             results.add(self.item(index))
@@ -130,9 +128,7 @@ class Explanation:
     def _repr_html_(self) -> str:
         """Pictures for notebooks; the first dozen of them."""
         shown = range(min(len(self), 12))
-        pictures = "".join(
-            f'<img src="{data_uri(self.overlay(i))}" style="max-width:320px;margin:4px">' for i in shown
-        )
+        pictures = "".join(f'<img src="{data_uri(self.overlay(i))}" style="max-width:320px;margin:4px">' for i in shown)
         more = f"<p>and {len(self) - len(shown)} more</p>" if len(self) > len(shown) else ""
         return f"<div><p><b>{html.escape(repr(self))}</b></p>{pictures}{more}</div>"
 

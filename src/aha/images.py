@@ -91,9 +91,7 @@ def find_images(path: Path) -> list[Path]:
         raise ImageError(f"{path} does not exist; check the path")
     found = sorted(_walk(path))
     if not found:
-        raise ImageError(
-            f"no pictures below the folder {path}; looked for {' '.join(sorted(IMAGE_SUFFIXES))}"
-        )
+        raise ImageError(f"no pictures below the folder {path}; looked for {' '.join(sorted(IMAGE_SUFFIXES))}")
     return found
 
 
@@ -147,9 +145,7 @@ def _read(source: ImageSource, name: str) -> Image.Image:
         return _from_array(source, name)
     if isinstance(source, torch.Tensor):
         return _from_tensor(source, name)
-    raise ImageError(
-        f"{name}: cannot read a picture from {type(source).__name__}; give a path, image or array"
-    )
+    raise ImageError(f"{name}: cannot read a picture from {type(source).__name__}; give a path, image or array")
 
 
 def _from_file(path: Path, name: str) -> Image.Image:
@@ -197,9 +193,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         # Pillow's mode for 16-bit files that it cannot keep in I;16.
         values = np.asarray(image)
         if values.min() < 0 or values.max() > _MAX_16_BIT:
-            raise ImageError(
-                f"{name} has pixels from {values.min()} to {values.max()}; scale them to 16 bits"
-            )
+            raise ImageError(f"{name} has pixels from {values.min()} to {values.max()}; scale them to 16 bits")
         return _from_array(values.astype(np.uint16), name)
     if image.mode == "F" or image.mode.startswith("I;16"):
         return _from_array(np.asarray(image), name)
@@ -210,9 +204,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         # A copy even when the mode is right already: the caller's image may change or be closed later.
         return image.convert("RGB")
     except ValueError:
-        raise ImageError(
-            f"{name} has the pixel mode {image.mode}, which has no RGB form; convert it"
-        ) from None
+        raise ImageError(f"{name} has the pixel mode {image.mode}, which has no RGB form; convert it") from None
 
 
 def _from_tensor(tensor: torch.Tensor, name: str) -> Image.Image:
@@ -220,9 +212,7 @@ def _from_tensor(tensor: torch.Tensor, name: str) -> Image.Image:
         # Float tensors are mostly normalised already, and nothing in them tells by which mean.
         raise ImageError(f"{name} is a {tensor.dtype} tensor; give uint8 pixels of shape (C, H, W)")
     if tensor.ndim != 3 or tensor.shape[0] not in (1, 3, 4):
-        raise ImageError(
-            f"{name} has the tensor shape {tuple(tensor.shape)}; expected (C, H, W), C of 1, 3 or 4"
-        )
+        raise ImageError(f"{name} has the tensor shape {tuple(tensor.shape)}; expected (C, H, W), C of 1, 3 or 4")
     return _from_array(tensor.detach().cpu().permute(1, 2, 0).numpy(), name)
 
 

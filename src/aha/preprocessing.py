@@ -126,9 +126,7 @@ class Preprocessing:
         picture = image.convert("L" if len(self.mean) == 1 else "RGB")
         if (height, width) != original:
             picture = picture.resize((width, height), _RESAMPLING[self.interpolation])
-        top, left = (
-            self._offset(length, target) for length, target in zip((height, width), self.size, strict=True)
-        )
+        top, left = (self._offset(length, target) for length, target in zip((height, width), self.size, strict=True))
         bottom, right = top + self.size[0], left + self.size[1]
         if self.fit == "pad":
             # Padded after normalising, where the mean is exactly zero instead of its nearest 8-bit colour.

@@ -39,9 +39,7 @@ class Registry(Generic[T]):
             return self._things[name]
         except KeyError:
             hints = nearest_names(name, self._things)
-            close = (
-                f"did you mean {', '.join(hints)}?" if hints else f"known: {', '.join(sorted(self._things))}"
-            )
+            close = f"did you mean {', '.join(hints)}?" if hints else f"known: {', '.join(sorted(self._things))}"
             raise UnknownName(f"unknown {self.kind} {name!r}; {close}") from None
 
     def __contains__(self, name: object) -> bool:

@@ -113,9 +113,7 @@ def annotate(
         legend: Low value, high value and colour map of a colour bar, as in the `Scale` from `colour`.
     """
     factor = max(1, _MIN_CAPTION // max(picture.size))
-    shown = picture.convert("RGB").resize(
-        (picture.width * factor, picture.height * factor), Image.Resampling.NEAREST
-    )
+    shown = picture.convert("RGB").resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
     width = max(shown.width, _MIN_CAPTION)
     size = max(_MIN_FONT, min(width // 26, shown.height // 12))
     line, margin = round(size * 1.4), round(size * 0.6)
@@ -130,9 +128,7 @@ def annotate(
     draw.text((margin, middle), _shortened(title, large, inner), fill=_INK, font=large, anchor="lm")
     if subtitle:
         middle += line
-        draw.text(
-            (margin, middle), _shortened(subtitle, small, inner), fill=_FAINT_INK, font=small, anchor="lm"
-        )
+        draw.text((margin, middle), _shortened(subtitle, small, inner), fill=_FAINT_INK, font=small, anchor="lm")
     if legend:
         _draw_legend(canvas, legend, (margin, middle + line), inner, small)
     return canvas
@@ -193,9 +189,7 @@ def _matching(image: Image.Image, values: MapLike) -> npt.NDArray[np.float64]:
     array = as_array(values)
     if array.shape != (image.height, image.width):
         there, here = f"{array.shape[1]} x {array.shape[0]}", f"{image.width} x {image.height}"
-        raise OutputError(
-            f"the map has {there} pixels but the picture {here}; bring it to the picture's size"
-        )
+        raise OutputError(f"the map has {there} pixels but the picture {here}; bring it to the picture's size")
     return array
 
 
@@ -218,9 +212,7 @@ def _draw_legend(
     start = left + round(font.getlength(low_text)) + cap
     stop = left + width - round(font.getlength(high_text)) - cap
     table = lookup_table(cmap)
-    bar = np.broadcast_to(
-        table[np.linspace(0, len(table) - 1, stop - start).astype(np.intp)], (cap, stop - start, 3)
-    )
+    bar = np.broadcast_to(table[np.linspace(0, len(table) - 1, stop - start).astype(np.intp)], (cap, stop - start, 3))
     canvas.paste(Image.fromarray(np.ascontiguousarray(bar)), (start, middle - cap // 2))
 
 

@@ -18,12 +18,12 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, Iterator
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -60,11 +60,10 @@ class ResultItem:
 class ResultFolder:
     """A folder of results of one model, which can be extended and resumed."""
 
-    def __init__(
-        self, folder: str | Path, model: str, digest: str, settings: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, folder: str | Path, model: str, digest: str, settings: dict[str, Any] | None = None) -> None:
         self.folder = Path(folder)
-        self._header = {"model": model, "model_digest": digest, "settings": settings or {}}
+        self._header = {"model": model, "model_digest": digest}
+        self._settings = dict(settings or {})
         self._items: dict[tuple[str, str, int], dict[str, Any]] = {}
         self._folders: dict[str, str] = {}  # folder name -> image
         with _writing(self.folder):
@@ -85,18 +84,12 @@ class ResultFolder:
         stem = f"{self._folder_of(item.image)}/{_slug(item.method)}_{item.target}"
         names = {"map": f"{stem}.npz", "heatmap": f"{stem}_heatmap.png", "overlay": f"{stem}_overlay.png"}
         arrays = io.BytesIO()
-        np.savez_compressed(
-            arrays, map=item.original_map, model_map=item.model_map, seen=~np.isnan(item.original_map)
-        )
+        np.savez_compressed(arrays, map=item.original_map, model_map=item.model_map, seen=~np.isnan(item.original_map))
         with _writing(self.folder):
             (self.folder / stem).parent.mkdir(exist_ok=True)
             write_atomically(self.folder / names["map"], lambda file: file.write(arrays.getvalue()))
-            write_atomically(
-                self.folder / names["heatmap"], lambda file: item.heatmap.save(file, format="PNG")
-            )
-            write_atomically(
-                self.folder / names["overlay"], lambda file: item.overlay.save(file, format="PNG")
-            )
+            write_atomically(self.folder / names["heatmap"], lambda file: item.heatmap.save(file, format="PNG"))
+            write_atomically(self.folder / names["overlay"], lambda file: item.overlay.save(file, format="PNG"))
             entry = {
                 "image": item.image,
                 "method": item.method,
@@ -116,7 +109,8 @@ class ResultFolder:
         manifest = {
             "format": FORMAT,
             **self._header,
-            "seed": self._header["settings"].get("seed"),
+            "seed": self._settings.get("seed"),
+            "settings": self._settings,
             "versions": versions(),
             "items": list(self._items.values()),
         }
@@ -136,9 +130,7 @@ class ResultFolder:
             except (ValueError, KeyError, TypeError):
                 raise OutputError(f"{path} is not a manifest of ours; choose another folder") from None
             if known != (model, digest):
-                raise OutputError(
-                    f"{self.folder} holds results of {known[0]} (other weights or model); choose another"
-                )
+                raise OutputError(f"{self.folder} holds results of {known[0]} (other weights or model); choose another")
             for item in items:
                 self._remember(item)
         journal = self.folder / JOURNAL

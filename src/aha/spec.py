@@ -15,9 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 from aha.errors import SpecError
 from aha.registry import Registry, nearest_names
 
-MAX_LENGTH = (
-    4000  # longer texts are not written by people, and deep nesting would exhaust Python's own parser
-)
+MAX_LENGTH = 4000  # longer texts are not written by people, and deep nesting would exhaust Python's own parser
 
 S = TypeVar("S", bound="Spec")
 
@@ -34,9 +32,7 @@ class Spec:
             value = getattr(self, field.name)
             fitted = _fit(value, hints[field.name])
             if fitted is _MISFIT:
-                raise SpecError(
-                    f"{self.name}: {field.name} must be {_describe(hints[field.name])}, not {_show(value)}"
-                )
+                raise SpecError(f"{self.name}: {field.name} must be {_describe(hints[field.name])}, not {_show(value)}")
             object.__setattr__(self, field.name, fitted)
 
     def __str__(self) -> str:
@@ -74,22 +70,18 @@ def _build(node: ast.expr, registry: Registry[type[S]]) -> Any:
     match node:
         case ast.Constant(value=value) if isinstance(value, bool | int | float | str | None):
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if type(value) in (int, float):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if value is not True:
             return -value
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
             return tuple(_build(element, registry) for element in elements)
         case ast.Name(id=name):
             return _create(registry[name], [], {})
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            if any(keyword.arg is None for keyword in keywords) or any(
-                isinstance(a, ast.Starred) for a in args
-            ):
+            if any(keyword.arg is None for keyword in keywords) or any(isinstance(a, ast.Starred) for a in args):
                 raise SpecError(f"{name}: * and ** are not allowed in a spec")
             named = {str(keyword.arg): _build(keyword.value, registry) for keyword in keywords}
             return _create(registry[name], [_build(arg, registry) for arg in args], named)
-    raise SpecError(
-        f"{ast.unparse(node)!r} is not allowed in a spec; use numbers, texts, lists and {registry.kind}s"
-    )
+    raise SpecError(f"{ast.unparse(node)!r} is not allowed in a spec; use numbers, texts, lists and {registry.kind}s")
 
 
 def _create(cls: type[S], positional: list[Any], named: dict[str, Any]) -> S:
@@ -97,11 +89,7 @@ def _create(cls: type[S], positional: list[Any], named: dict[str, Any]) -> S:
     for name in named:
         if name not in known:
             hints = nearest_names(name, known)
-            advice = (
-                f"did you mean {', '.join(hints)}?"
-                if hints
-                else f"it has: {', '.join(known) or 'no parameters'}"
-            )
+            advice = f"did you mean {', '.join(hints)}?" if hints else f"it has: {', '.join(known) or 'no parameters'}"
             raise SpecError(f"{cls.name} has no parameter {name!r}; {advice}")
     if len(positional) > len(known):
         raise SpecError(f"{cls.name} takes at most {len(known)} parameters, got {len(positional)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,17 +49,13 @@ def resolve_targets(
 def _by_word(word: str, model: TargetModel, outputs: Tensor, labels: Tensor | None) -> list[list[int]]:
     if word == "label":
         if labels is None:
-            raise TargetError(
-                "target='label' needs labels: pass labels=, or a DataLoader that gives (images, labels)"
-            )
+            raise TargetError("target='label' needs labels: pass labels=, or a DataLoader that gives (images, labels)")
         return [[int(label)] for label in labels]
     if top := re.fullmatch(r"top(\d+)", word):
         count = int(top[1])
         if not 1 <= count <= model.num_classes:
-            raise TargetError(
-                f"target={word!r} asks for {count} classes; {model.spec} has {model.num_classes}"
-            )
-        return top_classes(outputs, count).tolist()  # type: ignore[no-any-return]
+            raise TargetError(f"target={word!r} asks for {count} classes; {model.spec} has {model.num_classes}")
+        return top_classes(outputs, count).tolist()
     return [[class_index(word, model)]] * len(outputs)
 
 
@@ -77,26 +74,20 @@ def class_index(name: str, model: TargetModel) -> int:
     if name.lower() in names:
         return names.index(name.lower())
     hints = nearest_names(name, names)
-    advice = (
-        f"did you mean {', '.join(hints)}?"
-        if hints
-        else "write top1, top5, label, a class index or a class name"
-    )
+    advice = f"did you mean {', '.join(hints)}?" if hints else "write top1, top5, label, a class index or a class name"
     raise TargetError(f"unknown target {name!r}; {advice}")
 
 
 def _by_position(
     target: Sequence[int] | Sequence[Sequence[int]] | Tensor, count: int, first: int, total: int | None
 ) -> list[list[int]]:
-    rows = target.tolist() if isinstance(target, Tensor) else list(target)
-    if not isinstance(rows, list):  # a tensor with a single number
-        return [[int(rows)]] * count
+    if isinstance(target, Tensor) and target.dim() == 0:
+        return [[int(target)]] * count
+    rows: list[Any] = target.tolist() if isinstance(target, Tensor) else list(target)
     if total == 1 and rows and not isinstance(rows[0], Sequence):
         rows = [rows]  # several classes of the one image
     if total is not None and len(rows) != total:
-        raise TargetError(
-            f"{len(rows)} targets for {total} images; give one per image, or a list of classes for each"
-        )
+        raise TargetError(f"{len(rows)} targets for {total} images; give one per image, or a list of classes for each")
     part = rows[first : first + count]
     if len(part) < count:
         raise TargetError(f"{len(rows)} targets are too few; image number {len(rows) + 1} has none")

@@ -1,4 +1,4 @@
-"""Attribution methods, one file each. Importing a file registers its method; a new one is one file and one line here."""
+"""Attribution methods, one file each: importing it registers the method, so a new one is one file and one line here."""
 
 from aha.methods import (
     center_map,

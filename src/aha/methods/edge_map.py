@@ -21,4 +21,4 @@ class EdgeMap(Method):
         grey = F.pad(images.mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")  # (B, 1, H+2, W+2)
         across = images.new_tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
         kernels = torch.stack([across, across.T])[:, None]  # (2, 1, 3, 3)
-        return F.conv2d(grey, kernels).norm(dim=1)  # (B, H, W)
+        return F.conv2d(grey, kernels).square().sum(dim=1).sqrt()  # (B, H, W)

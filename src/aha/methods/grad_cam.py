@@ -54,9 +54,7 @@ class GradCAM(Method):
         return trace.to_grid((rows * slopes).mean(dim=1)).relu()  # (B, h, w)
 
 
-def features_and_gradients(
-    model: TargetModel, images: Tensor, classes: Tensor, layer: int
-) -> tuple[Tensor, Tensor]:
+def features_and_gradients(model: TargetModel, images: Tensor, classes: Tensor, layer: int) -> tuple[Tensor, Tensor]:
     """One stage's features (B, C, h, w), counted back from the deepest useful one, and their class gradients."""
     stage = model.cam_stage((images.shape[-2], images.shape[-1])) + 1 + layer
     trace = model.trace(images, features=[stage])

@@ -35,18 +35,14 @@ class Rollout(Method):
         trace = model.trace(images, attention=True)
         layers = [matrix.detach() for matrix in trace.attention[self.start_layer :]]  # each (B, heads, T, T)
         if not layers:
-            raise SpecError(
-                f"rollout: start_layer={self.start_layer}, but there are {len(trace.attention)} blocks"
-            )
+            raise SpecError(f"rollout: start_layer={self.start_layer}, but there are {len(trace.attention)} blocks")
         fused = [discard_smallest(matrix.mean(dim=1), self.discard_ratio) for matrix in layers]  # (B, T, T)
         return trace.to_grid(trace.read(roll_out(fused)))  # (B, h, w)
 
 
 def roll_out(layers: list[Tensor]) -> Tensor:
     """Product of residual-corrected, row-normalised matrices (B, T, T), the last layer leftmost."""
-    result = torch.eye(layers[0].shape[-1], device=layers[0].device, dtype=layers[0].dtype).expand_as(
-        layers[0]
-    )
+    result = torch.eye(layers[0].shape[-1], device=layers[0].device, dtype=layers[0].dtype).expand_as(layers[0])
     for layer in layers:
         step = layer + torch.eye(layer.shape[-1], device=layer.device, dtype=layer.dtype)
         result = (step / step.sum(dim=-1, keepdim=True)) @ result

@@ -25,9 +25,7 @@ class Smooth(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n < 1 or self.sigma < 0:
-            raise SpecError(
-                f"smooth: n must be at least 1 and sigma not negative, not n={self.n}, sigma={self.sigma}"
-            )
+            raise SpecError(f"smooth: n must be at least 1 and sigma not negative, not n={self.n}, sigma={self.sigma}")
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         generator = seeded_generator(self.seed)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -31,7 +32,7 @@ class AttentionTap(TorchFunctionMode):
         super().__init__()
         self.on_attention = on_attention
 
-    def __torch_function__(  # noqa: D102
+    def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -102,15 +103,13 @@ def explicit_multi_head(
     on_attention: OnAttention,
 ) -> tuple[Tensor, Tensor | None]:
     """`multi_head_attention_forward` with its attention matrix (B, h, T, S) in the open."""
-    weights = (q_proj_weight, k_proj_weight, v_proj_weight)
-    if in_proj_weight is not None:
-        weights = in_proj_weight.chunk(3)
+    separate = (q_proj_weight, k_proj_weight, v_proj_weight)
+    weights = separate if in_proj_weight is None else in_proj_weight.chunk(3)
     biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
-    length, batch, _ = query.shape
 
     def heads(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         assert weight is not None
-        return F.linear(x, weight, bias).unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)  # (B, h, T, d)
+        return rearrange(F.linear(x, weight, bias), "t b (h d) -> b h t d", h=num_heads)
 
     q, k, v = (heads(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
     seen: list[Tensor] = []
@@ -120,7 +119,7 @@ def explicit_multi_head(
         return seen[-1]
 
     mixed = explicit_attention(q, k, v, attn_mask, dropout_p if training else 0.0, on_attention=keep)
-    mixed = mixed.permute(2, 0, 1, 3).reshape(length, batch, -1)  # (T, B, h*d)
+    mixed = rearrange(mixed, "b h t d -> t b (h d)")
     returned = seen[0].mean(dim=1) if average_attn_weights else seen[0]
     return F.linear(mixed, out_proj_weight, out_proj_bias), returned if need_weights else None
 

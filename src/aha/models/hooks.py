@@ -57,7 +57,7 @@ def preserved_random_state(device: torch.device | None = None, seed: int | None 
     devices = [device] if is_cuda else []
     with torch.random.fork_rng(devices=devices):
         if seed is not None:
-            torch.random.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             if is_cuda:
                 torch.cuda.manual_seed(seed)
         yield

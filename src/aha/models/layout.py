@@ -41,9 +41,7 @@ class Layout:
         return torch.cat([raw[:, : self.prefix], rearrange(maps, "b c h w -> b (h w) c")], dim=1)
 
 
-def read_layout(
-    shape: tuple[int, ...], image: tuple[int, int], grids: list[tuple[int, int]]
-) -> Layout | None:
+def read_layout(shape: tuple[int, ...], image: tuple[int, int], grids: list[tuple[int, int]]) -> Layout | None:
     """The spatial layout of a tensor of this shape for an image (H, W), or None.
 
     Grids seen so far come first for token sequences: a convolution has usually shown the patch grid already.
@@ -60,9 +58,7 @@ def read_layout(
     return None
 
 
-def token_grid(
-    num_tokens: int, image: tuple[int, int], grids: list[tuple[int, int]]
-) -> tuple[int, int] | None:
+def token_grid(num_tokens: int, image: tuple[int, int], grids: list[tuple[int, int]]) -> tuple[int, int] | None:
     """The patch grid (h, w) behind a token sequence: one seen before, or that of square patches that tile the image."""
     for h, w in reversed(grids):
         if 0 <= num_tokens - h * w <= MAX_PREFIX and h * w > 1:

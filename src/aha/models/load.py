@@ -61,9 +61,7 @@ def load_model(
     size = _height_width(input_size if input_size is not None else img_size)
     if isinstance(model, nn.Module):
         if device is not None and torch.device(device) != _device_of(model):
-            raise ModelError(
-                f"the module is on {_device_of(model)}; move it yourself: module.to({str(device)!r})"
-            )
+            raise ModelError(f"the module is on {_device_of(model)}; move it yourself: module.to({str(device)!r})")
         preprocessing = _stated(size, mean, std, fit or "crop")
         loaded = Loaded(model, preprocessing, None) if preprocessing else None
         spec, module = f"module:{type(model).__name__}", model
@@ -86,12 +84,8 @@ def load_model(
 def _from_spec(spec: str, request: Request) -> Loaded:
     source, colon, name = spec.partition(":")
     if not colon or not name:
-        raise SpecError(
-            f"cannot read model {spec!r}; write SOURCE:NAME with a source of {', '.join(SOURCES)}"
-        )
-    with preserved_random_state(
-        seed=0
-    ):  # random initial weights neither disturb nor depend on the caller's state
+        raise SpecError(f"cannot read model {spec!r}; write SOURCE:NAME with a source of {', '.join(SOURCES)}")
+    with preserved_random_state(seed=0):  # random initial weights neither disturb nor depend on the caller's state
         return SOURCES[source](name, request)
 
 
@@ -110,9 +104,7 @@ def _stated(
     if size is None and mean is None and std is None:
         return None
     if size is None or mean is None or std is None:
-        raise ModelError(
-            "a plain module needs input_size, mean and std together (or none, to explain tensors only)"
-        )
+        raise ModelError("a plain module needs input_size, mean and std together (or none, to explain tensors only)")
     return Preprocessing(size, tuple(mean), tuple(std), fit=fit)
 
 

@@ -40,15 +40,11 @@ class Chunks:
                 if not is_out_of_memory(error):
                     raise
                 if size == 1:
-                    raise ModelError(
-                        "out of memory even for a single image; use a smaller input size"
-                    ) from error
+                    raise ModelError("out of memory even for a single image; use a smaller input size") from error
                 self.size = size // 2
             else:
                 start += size
                 continue
-            if (
-                torch.cuda.is_available()
-            ):  # outside the handler, where the failed frames no longer hold tensors
+            if torch.cuda.is_available():  # outside the handler, where the failed frames no longer hold tensors
                 torch.cuda.empty_cache()
         return results

@@ -51,12 +51,10 @@ class RuleMode(TorchFunctionMode):
         for name, rule in rules.items():
             if name not in OPERATIONS:
                 hints = nearest_names(name, OPERATIONS)
-                raise SpecError(
-                    f"no rule can replace {name!r}; known operations: {', '.join(hints or OPERATIONS)}"
-                )
+                raise SpecError(f"no rule can replace {name!r}; known operations: {', '.join(hints or OPERATIONS)}")
             self._rules |= dict.fromkeys(OPERATIONS[name], rule)
 
-    def __torch_function__(  # noqa: D102
+    def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return self._rules.get(func, func)(*args, **(kwargs or {}))

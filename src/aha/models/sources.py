@@ -154,15 +154,11 @@ def load_hf(name: str, request: Request) -> Loaded:
     from transformers import AutoConfig, AutoModelForImageClassification
 
     if request.weights is not None:
-        raise ModelError(
-            "hf models carry their own weights; leave out weights=, or name the folder that holds them"
-        )
+        raise ModelError("hf models carry their own weights; leave out weights=, or name the folder that holds them")
     with _library_errors(f"hf:{name}"):
         config = AutoConfig.from_pretrained(name)
         if request.pretrained:
-            module = AutoModelForImageClassification.from_pretrained(
-                name, config=config, use_safetensors=True
-            )
+            module = AutoModelForImageClassification.from_pretrained(name, config=config, use_safetensors=True)
         else:
             module = AutoModelForImageClassification.from_config(config)
     labels = [config.id2label[index] for index in sorted(config.id2label)]
@@ -187,9 +183,7 @@ def _hf_preprocessing(name: str, config: Any, size: tuple[int, int] | None) -> P
         fit="crop" if crops or short is not None else "squash",
         resize_to=None if short is None else round(short * scale),
         interpolation=_interpolation(
-            {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}.get(
-                settings.get("resample"), "bilinear"
-            )
+            {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}.get(settings.get("resample"), "bilinear")
         ),
     )
 
@@ -222,16 +216,12 @@ def load_demo(name: str, request: Request) -> Loaded:
         load_weights(module, read_weights(request.weights), str(request.weights))
     size = request.size or (224, 224)
     half = (0.5, 0.5, 0.5)
-    preprocessing = Preprocessing(
-        size, half, half, resize_to=math.floor(min(size) / 0.875), interpolation="bicubic"
-    )
+    preprocessing = Preprocessing(size, half, half, resize_to=math.floor(min(size) / 0.875), interpolation="bicubic")
     return Loaded(module, preprocessing, imagenet_names())
 
 
 def _interpolation(name: str) -> Any:
-    return (
-        name if name in ("nearest", "bilinear", "bicubic", "lanczos") else "bicubic"
-    )  # timm's "random" in training
+    return name if name in ("nearest", "bilinear", "bicubic", "lanczos") else "bicubic"  # timm's "random" in training
 
 
 def _unknown(source: str, name: str, known: Sequence[str]) -> UnknownName:

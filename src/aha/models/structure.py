@@ -150,9 +150,7 @@ def _find_stages(sites: list[Site]) -> tuple[Site, ...]:
     at the class token alone, and then an earlier layer is the last to carry places.
     """
     kept = {site.layout.grid: index for index, site in enumerate(sites)}.values()
-    layers = {
-        s.name: i for i, s in enumerate(sites) if s.layout.prefix and s.name.rpartition(".")[2].isdigit()
-    }
+    layers = {s.name: i for i, s in enumerate(sites) if s.layout.prefix and s.name.rpartition(".")[2].isdigit()}
     outermost = [i for name, i in layers.items() if not any(name.startswith(f"{other}.") for other in layers)]
     return tuple(sites[index] for index in sorted({*kept, *outermost}))
 

@@ -38,9 +38,10 @@ _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module behind compiled and data-parallel wrappers, which hide the parts whose outputs we read."""
-    module = getattr(module, "_orig_mod", module)
-    is_parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    return module.module if is_parallel else module
+    inner: nn.Module = getattr(module, "_orig_mod", module)
+    while isinstance(inner, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = inner.module
+    return inner
 
 
 class TargetModel:
@@ -104,9 +105,7 @@ class TargetModel:
         """How many classes the outputs tell apart."""
         if self._num_classes is None:
             if self.preprocessing is None:
-                raise ModelError(
-                    f"{self.spec}: the number of classes is unknown until an input size is stated"
-                )
+                raise ModelError(f"{self.spec}: the number of classes is unknown until an input size is stated")
             shape = (1, len(self.preprocessing.mean), *self.preprocessing.size)
             self.outputs(torch.zeros(shape, device=self.device))
         assert self._num_classes is not None
@@ -176,13 +175,9 @@ class TargetModel:
         shape = self._input_shape(size)
         if shape not in self._structures:
             generator = torch.Generator().manual_seed(0)
-            noise = torch.randn((2, *shape), generator=generator).to(
-                self.device
-            )  # 2: tells batch from other axes
+            noise = torch.randn((2, *shape), generator=generator).to(self.device)  # 2: tells batch from other axes
             with self.undisturbed(), autograd(False):
-                self._structures[shape] = probe(
-                    self.module, lambda: self._forward(noise), 2, (shape[1], shape[2])
-                )
+                self._structures[shape] = probe(self.module, lambda: self._forward(noise), 2, (shape[1], shape[2]))
         return self._structures[shape]
 
     def cam_stage(self, size: tuple[int, int] | None = None) -> int:
@@ -202,9 +197,7 @@ class TargetModel:
             return last  # pooled over its places
         first = max(0, last - 3)
         slopes = self._output_gradients(shape, features=range(first, last + 1))
-        read = [
-            stage for stage, slope in zip(range(first, last + 1), slopes, strict=True) if bool(slope.any())
-        ]
+        read = [stage for stage, slope in zip(range(first, last + 1), slopes, strict=True) if bool(slope.any())]
         if not read:
             raise CapabilityError(
                 f"{self.spec}: its outputs depend on no place of its last stages, only on prefix tokens; use gradients"
@@ -224,7 +217,7 @@ class TargetModel:
             return torch.autograd.grad((trace.outputs * mix).sum(), wanted, materialize_grads=True)
 
     def readout(self, size: tuple[int, int] | None = None) -> Tensor:
-        """Which tokens (T,) of the last block the outputs depend on: found by one gradient, not by the model's class."""
+        """Which tokens (T,) of the last block the outputs depend on, found by one gradient."""
         shape = self._input_shape(size)
         if shape not in self._readouts:
             (slopes,) = self._output_gradients(shape, tokens=True)  # (1, T, D)
@@ -301,12 +294,8 @@ class TargetModel:
         def pass_on(x: Tensor, *_args: Any, **_kwargs: Any) -> Any:
             return (x,) if in_tuple else x
 
-        forwards: dict[nn.Module, Callable[..., Any]] = {
-            parts[site.name]: pass_on for site in structure.blocks
-        }
-        forwards[parts[first_name]] = (
-            hand_in  # also right for one block used again and again: it never changes
-        )
+        forwards: dict[nn.Module, Callable[..., Any]] = {parts[site.name]: pass_on for site in structure.blocks}
+        forwards[parts[first_name]] = hand_in  # also right for one block used again and again: it never changes
         with self.undisturbed(), autograd(tokens.requires_grad), swapped_forward(forwards):
             return self._forward(images.to(self.device))
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,9 +88,7 @@ class Tracer:
         """Runs `forward` with the requested captures and returns the filled trace."""
         structure, self._batch = self._trace.structure, batch
         for index in features:
-            self._capture(
-                structure.stages[index], lambda raw, site, i=index: self._keep_feature(raw, site, i)
-            )
+            self._capture(structure.stages[index], partial(self._keep_feature, index))
         with ExitStack() as stack:
             if tokens:
                 first = self._modules[structure.blocks[0].name]
@@ -117,7 +116,7 @@ class Tracer:
 
         self._hooks.append((self._modules[site.name], hook))
 
-    def _keep_feature(self, raw: Tensor, site: Site, index: int) -> Tensor:
+    def _keep_feature(self, index: int, raw: Tensor, site: Site) -> Tensor:
         raw = _on_graph(raw)
         maps = site.layout.to_map(raw)
         self._trace.features[index] = maps
