@@ -1,10 +1,17 @@
 """Aha shows which pixels an image classifier really relies on."""
 
-from aha.api import explain, explain_batches
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from aha.errors import AhaError, AhaWarning
-from aha.explanation import Explanation
-from aha.methods import Method, list_methods, load_method
-from aha.models import TargetModel, load_model
+
+if TYPE_CHECKING:
+    from aha.api import explain, explain_batches
+    from aha.explanation import Explanation
+    from aha.methods import Method, list_methods, load_method
+    from aha.models import TargetModel, load_model
+    from aha.score_table import Scores
+    from aha.scoring import evaluate
 
 __version__ = "0.1.0"
 
@@ -13,11 +20,39 @@ __all__ = [
     "AhaWarning",
     "Explanation",
     "Method",
+    "Scores",
     "TargetModel",
     "__version__",
+    "evaluate",
     "explain",
     "explain_batches",
     "list_methods",
     "load_method",
     "load_model",
 ]
+
+# Loaded at first use: importing torch takes seconds, and `aha --help` needs none of it.
+_HOMES = {
+    "Explanation": "aha.explanation",
+    "Method": "aha.methods",
+    "Scores": "aha.score_table",
+    "TargetModel": "aha.models",
+    "evaluate": "aha.scoring",
+    "explain": "aha.api",
+    "explain_batches": "aha.api",
+    "list_methods": "aha.methods",
+    "load_method": "aha.methods",
+    "load_model": "aha.models",
+}
+
+if not TYPE_CHECKING:  # type checkers would take it as a promise of any name
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aha.batches import Batch, Images, count_images, iter_batches
+from aha.cards import CardMaker
 from aha.errors import ImageError, MapWarning, ModelError
 from aha.explanation import Explanation
 from aha.methods import Method, check_fit, load_method
+from aha.metrics import Sample
 from aha.models import TargetModel, load_model
 from aha.models.memory import Chunks
 from aha.targets import Target, resolve_targets
@@ -30,6 +33,7 @@ def explain(
     labels: Sequence[int] | Tensor | None = None,
     seed: int = 0,
     batch_size: int | None = None,
+    card: bool = False,
 ) -> Explanation:
     """Which pixels speak for a class.
 
@@ -42,11 +46,15 @@ def explain(
         labels: true classes, for `target="label"`.
         seed: fills the seed of methods that draw random numbers and do not set their own.
         batch_size: most maps computed at once; the model's own by default, halved when memory runs out.
+        card: also measure how far each map can be trusted (`Explanation.cards`): deletion and insertion curves beside
+            those of random, centred and edge maps, for some hundred forward passes per map.
 
     Returns:
         One map per image and class; see `Explanation`.
     """
-    parts = list(explain_batches(model, images, method, target, labels=labels, seed=seed, batch_size=batch_size))
+    parts = list(
+        explain_batches(model, images, method, target, labels=labels, seed=seed, batch_size=batch_size, card=card)
+    )
     if not parts:
         raise ImageError("no images were given")
     if len({part.maps.shape[1:] for part in parts}) > 1:
@@ -63,6 +71,7 @@ def explain_batches(
     labels: Sequence[int] | Tensor | None = None,
     seed: int = 0,
     batch_size: int | None = None,
+    card: bool = False,
     on_error: Callable[[str, ImageError], None] | None = None,
 ) -> Iterator[Explanation]:
     """`explain`, one batch at a time: memory stays flat however many images there are.
@@ -75,7 +84,8 @@ def explain_batches(
     chunks = Chunks(batch_size or model.chunks.size)
     total, first = count_images(images), 0
     for batch in iter_batches(model, images, chunks.size, labels, on_error):
-        yield explain_batch(model, batch, method, target, seed=seed, chunks=chunks, first=first, total=total)
+        explanation = explain_batch(model, batch, method, target, seed=seed, chunks=chunks, first=first, total=total)
+        yield with_cards(model, batch, explanation, CardMaker(model, seed=seed)) if card else explanation
         first += len(batch.inputs)
 
 
@@ -87,17 +97,18 @@ def explain_batch(
     *,
     seed: int = 0,
     chunks: Chunks | None = None,
+    outputs: Tensor | None = None,
     first: int = 0,
     total: int | None = None,
 ) -> Explanation:
-    """Maps of one batch, every requested class of every image."""
+    """Maps of one batch, every requested class of every image; `outputs` of the batch, if the caller has them."""
     start = time.perf_counter()
     # Whatever mode the caller is in, tensors made here are ordinary ones that may enter a graph.
     with torch.inference_mode(False), torch.no_grad():
         inputs = batch.inputs.to(model.device).clone()
         size = (inputs.shape[-2], inputs.shape[-1])
         check_fit(method, model, size)
-        outputs = model.outputs(inputs)
+        outputs = model.outputs(inputs) if outputs is None else outputs
         chosen = resolve_targets(target, model, outputs, batch.labels, first=first, total=total)
         rows = torch.tensor([i for i, classes in enumerate(chosen) for _ in classes], device=model.device)
         classes = torch.tensor([c for row in chosen for c in row], device=model.device)
@@ -126,6 +137,15 @@ def explain_batch(
     )
     _warn_of_unusable(explanation, outputs[rows].cpu())
     return explanation
+
+
+def with_cards(model: TargetModel, batch: Batch, explanation: Explanation, maker: CardMaker) -> Explanation:
+    """The explanation of a batch with a faithfulness card for each map."""
+    inputs = batch.inputs.to(model.device)
+    samples = {id(subject): Sample(model, subject.name, inputs[i]) for i, subject in enumerate(batch.subjects)}
+    rows = zip(explanation.subjects, explanation.targets.tolist(), explanation.maps, strict=True)
+    cards = [maker.card(samples[id(subject)], target, values, explanation.method) for subject, target, values in rows]
+    return replace(explanation, cards=cards)
 
 
 def _at_input_size(maps: Tensor, size: tuple[int, int], method: Method) -> Tensor:

@@ -141,7 +141,13 @@ def _from_pictures(
     inputs: list[Tensor] = []
     subjects: list[Subject] = []
     for picture in iter_pictures(images, on_error):
-        tensor, geometry = preprocess(picture.image)
+        try:
+            tensor, geometry = preprocess(picture.image)
+        except ImageError as error:  # readable, but too elongated for the model's crop
+            if on_error is None:
+                raise
+            on_error(picture.name, error)
+            continue
         inputs.append(tensor)
         subjects.append(Subject(picture.name, picture.image, geometry, picture.path))
         if len(inputs) == batch_size:

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from aha import render
+from aha.cards import Card
 from aha.preprocessing import Geometry
 from aha.results import ResultFolder, ResultItem
 
@@ -44,6 +45,7 @@ class Explanation:
         model: text of the model.
         seconds: time spent computing, without reading files.
         digest: digest of the model's weights.
+        cards: faithfulness cards, one per map, if asked for.
         settings: seed, score, upsampling and the like, for the manifest.
     """
 
@@ -56,6 +58,7 @@ class Explanation:
     model: str
     seconds: float
     digest: str
+    cards: Sequence[Card] = ()
     settings: dict[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -146,6 +149,7 @@ class Explanation:
             model=first.model,
             seconds=sum(part.seconds for part in parts),
             digest=first.digest,
+            cards=[card for part in parts for card in part.cards],
             settings=first.settings,
         )
 

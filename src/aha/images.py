@@ -112,7 +112,7 @@ def iter_pictures(
         raise ImageError("no pictures were given")
     position = 0
     for source in sources:
-        for item in find_images(Path(source)) if isinstance(source, str | Path) else [source]:
+        for item in _items(source):
             path = item if isinstance(item, Path) else None
             name = f"image-{position}" if path is None else str(path)
             position += 1
@@ -124,6 +124,14 @@ def iter_pictures(
                 on_error(name, error)
                 continue
             yield Picture(name, image, path=path)
+
+
+def _items(source: ImageSource) -> Sequence[ImageSource]:
+    if not isinstance(source, str | Path):
+        return [source]
+    # A file that is gone by now counts as one picture that cannot be read, not as the end of all reading.
+    path = Path(source)
+    return find_images(path) if path.is_dir() else [path]
 
 
 def _walk(folder: Path) -> Iterator[Path]:

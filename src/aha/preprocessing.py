@@ -69,6 +69,31 @@ class Geometry:
         sampled = _resample(rows, -1, self.original[1], left, right)
         return sampled.masked_fill(~self.seen().to(maps.device), torch.nan)
 
+    def to_model(self, values: Tensor) -> Tensor:
+        """Brings values over the picture's pixels to the model's input: (..., H0, W0) to (..., H, W).
+
+        Each pixel of the input takes the value of the pixel under its centre, zero outside the picture: right for
+        masks, whose values must not be mixed.
+        """
+        if tuple(values.shape[-2:]) != self.original:
+            raise ValueError(f"values of shape {tuple(values.shape)} do not end in the picture's size {self.original}")
+        top, left, bottom, right = self.box
+        rows = _centres(self.model[0]) * ((bottom - top) / self.model[0]) + top
+        columns = _centres(self.model[1]) * ((right - left) / self.model[1]) + left
+        inside = _within(rows, self.original[0])[:, None] & _within(columns, self.original[1])[None, :]
+        picked = values.index_select(-2, _pixel_at(rows, self.original[0]).to(values.device))
+        picked = picked.index_select(-1, _pixel_at(columns, self.original[1]).to(values.device))
+        return picked.masked_fill(~inside.to(values.device), 0)
+
+    def boxes_to_model(self, boxes: Tensor) -> Tensor:
+        """Boxes (n, 4) as x0, y0, x1, y1 in the picture's pixels, in pixels of the model's input and clipped to it."""
+        top, left, bottom, right = self.box
+        height, width = self.model
+        start = boxes.new_tensor([left, top, left, top], dtype=torch.float64)
+        scale = boxes.new_tensor([width / (right - left), height / (bottom - top)] * 2, dtype=torch.float64)
+        limit = boxes.new_tensor([width, height, width, height], dtype=torch.float64)
+        return torch.minimum(((boxes.double() - start) * scale).clamp(min=0), limit).float()
+
     def seen(self) -> Tensor:
         """Which pixels of the picture the model saw: bool, shape (H0, W0); a pixel counts by its centre."""
         top, left, bottom, right = self.box
@@ -89,8 +114,11 @@ class Preprocessing:
         fit: `crop` keeps the shape of things and cuts the centre, `squash` resizes to the exact size, `pad`
             shows all of the picture between bars of the mean colour.
         resize_to: For `crop`, the length of the picture's short side before the cut, or the (height, width)
-            that the resized picture just covers. None is just enough to cover `size`.
+            that the resized picture just covers. None is just enough to cover `size`. For `squash`, the exact
+            (height, width) before the cut; None is `size` itself, and nothing is cut.
         interpolation: Resampling filter; all but `nearest` smooth when they shrink.
+        centre: Where a cut with half a pixel too many starts: `round` to even as in torchvision and timm, or `down`
+            as in transformers.
     """
 
     size: tuple[int, int]
@@ -99,6 +127,7 @@ class Preprocessing:
     fit: Fit = "crop"
     resize_to: int | tuple[int, int] | None = None
     interpolation: Interpolation = "bicubic"
+    centre: Literal["round", "down"] = "round"
 
     def __post_init__(self) -> None:
         if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean):
@@ -156,7 +185,7 @@ class Preprocessing:
     def _resized(self, original: tuple[int, int]) -> tuple[int, int]:
         """Height and width after resizing, before the window is cut."""
         if self.fit == "squash":
-            return self.size
+            return self.resize_to if isinstance(self.resize_to, tuple) else self.size
         if self.fit == "pad":
             return _scaled(original, max(original[0] / self.size[0], original[1] / self.size[1]))
         cover = self.resize_to or self.size
@@ -174,7 +203,7 @@ class Preprocessing:
         if self.fit == "crop" and length < target:
             # torchvision's CenterCrop rounds differently when it has to pad.
             return -((target - length) // 2)
-        return round((length - target) / 2)
+        return round((length - target) / 2) if self.centre == "round" else (length - target) // 2
 
 
 def _scaled(original: tuple[int, int], ratio: float) -> tuple[int, int]:
@@ -193,6 +222,14 @@ def _pixels(image: Image.Image) -> Tensor:
 def _centres(length: int) -> Tensor:
     # In double precision on the CPU: float32 is too coarse for large pictures, and MPS has no doubles.
     return torch.arange(length, dtype=torch.float64) + 0.5
+
+
+def _within(places: Tensor, length: int) -> Tensor:
+    return (places >= 0) & (places <= length)
+
+
+def _pixel_at(places: Tensor, length: int) -> Tensor:
+    return places.floor().long().clamp(0, length - 1)
 
 
 def _inside(length: int, start: float, stop: float) -> Tensor:

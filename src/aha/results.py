@@ -66,11 +66,12 @@ class ResultFolder:
         self._settings = dict(settings or {})
         self._items: dict[tuple[str, str, int], dict[str, Any]] = {}
         self._folders: dict[str, str] = {}  # folder name -> image
-        with _writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(self.folder, os.W_OK):
-                raise PermissionError("permission denied")
+        self._is_open = False
+        check_writable(self.folder)
         self._read(model, digest)
+
+    def __len__(self) -> int:
+        return len(self._items)
 
     @property
     def keys(self) -> set[str]:
@@ -80,7 +81,12 @@ class ResultFolder:
         return {item["key"] for item in whole if item.get("key")}
 
     def add(self, item: ResultItem) -> None:
-        """Writes one map's files, then records it."""
+        """Writes one map's files, then records it. The folder itself is made for the first of them."""
+        if not self._is_open:
+            # The journal does not say whose it is: a manifest that does must be there before it. And a journal of a
+            # killed run may end in half a line, which must not be continued.
+            self.finish()
+            self._is_open = True
         stem = f"{self._folder_of(item.image)}/{_slug(item.method)}_{item.target}"
         names = {"map": f"{stem}.npz", "heatmap": f"{stem}_heatmap.png", "overlay": f"{stem}_overlay.png"}
         arrays = io.BytesIO()
@@ -117,6 +123,7 @@ class ResultFolder:
         path = self.folder / MANIFEST
         text = json.dumps(manifest, indent=1).encode()
         with _writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, lambda file: file.write(text))
             (self.folder / JOURNAL).unlink(missing_ok=True)
         return path
@@ -151,6 +158,16 @@ class ResultFolder:
             name = f"{name}-{hashlib.blake2b(image.encode(), digest_size=4).hexdigest()}"
             self._folders[name] = image
         return name
+
+
+def check_writable(folder: Path) -> None:
+    """Refuses a folder that cannot be written to, or could not be made; creates nothing."""
+    with _writing(folder):
+        existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not existing.is_dir():
+            raise OutputError(f"cannot write to {folder}: {existing} is not a folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise OutputError(f"cannot write to {folder}: no permission to write in {existing}")
 
 
 def result_key(*parts: object) -> str:

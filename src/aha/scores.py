@@ -31,25 +31,26 @@ class Score:
         raw: the score that gradients are taken of when this one is reported: back-propagating through a saturated
             softmax or sigmoid loses the signal, so methods differentiate the logit by default.
         is_probability: scores lie in [0, 1].
+        splits_single: a single output tells two classes apart; a regression's single output is one value.
     """
 
     name: str
     function: ScoreFunction
     raw: str | None = None
     is_probability: bool = False
+    splits_single: bool = True
 
     def __call__(self, outputs: Tensor, classes: Tensor) -> Tensor:
         """Scores (B,) of the given classes."""
         return self.function(outputs, classes.to(outputs.device))
 
+    def num_classes(self, outputs: Tensor) -> int:
+        """How many classes these outputs (B, K) tell apart."""
+        return 2 if outputs.shape[1] == 1 and self.splits_single else outputs.shape[1]
+
     def differentiated(self) -> Score:
         """The score whose gradient explains this one."""
         return self if self.raw is None else SCORES[self.raw]
-
-
-def num_classes(outputs: Tensor) -> int:
-    """How many classes these outputs (B, K) tell apart."""
-    return 2 if outputs.shape[1] == 1 else outputs.shape[1]
 
 
 def logit(outputs: Tensor, classes: Tensor) -> Tensor:
@@ -86,7 +87,7 @@ for _score in (
     Score("softmax", softmax, raw="logit", is_probability=True),
     Score("log_softmax", log_softmax),
     Score("sigmoid", sigmoid, raw="logit", is_probability=True),
-    Score("regression", regression),
+    Score("regression", regression, splits_single=False),
 ):
     SCORES.register(_score.name)(_score)
 

@@ -8,6 +8,7 @@ The same text serves Python, command line, configuration, tables, URLs and cache
 from __future__ import annotations
 
 import ast
+import math
 import types
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -49,8 +50,8 @@ class Spec:
         return f"{self.name}({', '.join(parts)})" if parts else self.name
 
 
-def parse(text: str, registry: Registry[type[S]]) -> S:
-    """The value that `text` describes, built from the classes of `registry`."""
+def parse(text: str, registry: Registry[type[S]], *inner: Registry[Any]) -> S:
+    """The value that `text` describes, built from the classes of `registry`; its parameters also from `inner` ones."""
     if len(text) > MAX_LENGTH:
         raise SpecError(f"a {registry.kind} text of {len(text)} characters is longer than {MAX_LENGTH}")
     try:
@@ -61,27 +62,41 @@ def parse(text: str, registry: Registry[type[S]]) -> S:
         ) from None
     if not isinstance(tree, ast.Name | ast.Call):
         raise SpecError(f"{_shorten(text)!r} is not a {registry.kind}; write name or name(parameter=value)")
-    value = _build(tree, registry)
+    name = tree.id if isinstance(tree, ast.Name) else getattr(tree.func, "id", "")
+    if name:
+        registry[name]  # the outermost name must be of this kind, whatever its parameters are
+    value = _build(tree, (registry, *inner))
     assert isinstance(value, Spec)
     return value  # type: ignore[return-value]  # the registry holds only classes of S
 
 
-def _build(node: ast.expr, registry: Registry[type[S]]) -> Any:
+def _class(name: str, registries: tuple[Registry[Any], ...]) -> type[Spec]:
+    holder = next((registry for registry in registries if name in registry), registries[0])
+    found: type[Spec] = holder[name]
+    return found
+
+
+def _build(node: ast.expr, registries: tuple[Registry[Any], ...]) -> Any:
     match node:
         case ast.Constant(value=value) if isinstance(value, bool | int | float | str | None):
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if value is not True:
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if (
+            type(value) is not bool
+        ):
             return -value
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
-            return tuple(_build(element, registry) for element in elements)
+            return tuple(_build(element, registries) for element in elements)
         case ast.Name(id=name):
-            return _create(registry[name], [], {})
+            return _create(_class(name, registries), [], {})
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             if any(keyword.arg is None for keyword in keywords) or any(isinstance(a, ast.Starred) for a in args):
                 raise SpecError(f"{name}: * and ** are not allowed in a spec")
-            named = {str(keyword.arg): _build(keyword.value, registry) for keyword in keywords}
-            return _create(registry[name], [_build(arg, registry) for arg in args], named)
-    raise SpecError(f"{ast.unparse(node)!r} is not allowed in a spec; use numbers, texts, lists and {registry.kind}s")
+            written = [str(keyword.arg) for keyword in keywords]
+            if twice := {word for word in written if written.count(word) > 1}:
+                raise SpecError(f"{name}: {', '.join(sorted(twice))} is given twice")
+            named = {str(keyword.arg): _build(keyword.value, registries) for keyword in keywords}
+            return _create(_class(name, registries), [_build(arg, registries) for arg in args], named)
+    raise SpecError(f"{_source(node)} is not allowed in a spec; use numbers, texts, lists and {registries[0].kind}s")
 
 
 def _create(cls: type[S], positional: list[Any], named: dict[str, Any]) -> S:
@@ -141,12 +156,20 @@ def _fit(value: Any, hint: Any) -> Any:
         return _fit_tuple(value, options)
     if hint is float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if is_number else _MISFIT
+        return _fit_number(value) if is_number else _MISFIT
     if hint is int:
         return value if isinstance(value, int) and not isinstance(value, bool) else _MISFIT
     if hint is None or hint is type(None):
         return None if value is None else _MISFIT
     return value if isinstance(value, hint) else _MISFIT
+
+
+def _fit_number(value: float) -> Any:
+    """A float; infinity and NaN have no literal, so that their text would not give them back."""
+    try:
+        return float(value) if math.isfinite(value) else _MISFIT
+    except OverflowError:  # a whole number beyond all floats
+        return _MISFIT
 
 
 def _fit_tuple(value: Any, options: tuple[Any, ...]) -> Any:
@@ -172,6 +195,13 @@ def _describe(hint: Any) -> str:
         return "None"
     names = {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}
     return names.get(hint, f"a {hint.__name__.lower()}")
+
+
+def _source(node: ast.expr) -> str:
+    try:
+        return repr(_shorten(ast.unparse(node)))
+    except RecursionError:  # what is read in one go may still be too deep to be written down
+        return "such deep nesting"
 
 
 def _shorten(text: str, length: int = 60) -> str:

@@ -7,14 +7,14 @@ important, at the method's own resolution: only `aha.explain` resizes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from aha.errors import CapabilityError
+from aha.errors import CapabilityError, SpecError
 from aha.models import TargetModel
 from aha.registry import Registry
 from aha.spec import Spec, parse
@@ -22,6 +22,7 @@ from aha.spec import Spec, parse
 METHODS: Registry[type[Method]] = Registry("method")
 
 M = TypeVar("M", bound="type[Method]")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,19 @@ def check_fit(chosen: Method, model: TargetModel, size: tuple[int, int] | None =
     )
 
 
+def check_layer(chosen: Method, layer: int) -> None:
+    """Refuses a layer that does not count from the end, as -1, -2, ... do."""
+    if layer >= 0:
+        raise SpecError(f"{chosen.name}: layer counts from the end, -1 being the last; it cannot be {layer}")
+
+
+def pick_layer(layers: Sequence[T], layer: int) -> T:
+    """The layer counted from the end, or an error that says how many there are."""
+    if -layer > len(layers):
+        raise SpecError(f"layer={layer} does not exist; this model has {len(layers)} to choose from")
+    return layers[layer]
+
+
 def seeded_generator(seed: int | None) -> torch.Generator:
     """A generator of one's own, on the CPU, so that every device draws the same numbers."""
-    return torch.Generator().manual_seed(0 if seed is None else seed)
+    return torch.Generator().manual_seed(0 if seed is None else seed % 2**63)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from aha.methods.base import Method, method
+from aha.methods.base import Method, check_layer, method, pick_layer
 from aha.models import TargetModel
 
 
@@ -33,6 +33,10 @@ class GradCAM(Method):
     form: Literal["auto", "features", "attention", "pooled_attention"] = "auto"
     layer: int = -1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layer(self, self.layer)
+
     @property
     def needs(self) -> frozenset[str]:
         """Attention for the attention forms, features otherwise."""
@@ -45,7 +49,7 @@ class GradCAM(Method):
             weights = gradients.mean(dim=(2, 3), keepdim=True)  # (B, C, 1, 1)
             return (weights * features).sum(dim=1).relu()  # (B, h, w)
         trace = model.trace(images, attention=True)
-        matrix = trace.attention[self.layer]  # (B, heads, T, T)
+        matrix = pick_layer(trace.attention, self.layer)  # (B, heads, T, T)
         (gradient,) = trace.gradients(classes, matrix)
         rows, slopes = trace.read(matrix), trace.read(gradient)  # (B, heads, T)
         if self.form == "pooled_attention":
@@ -56,7 +60,8 @@ class GradCAM(Method):
 
 def features_and_gradients(model: TargetModel, images: Tensor, classes: Tensor, layer: int) -> tuple[Tensor, Tensor]:
     """One stage's features (B, C, h, w), counted back from the deepest useful one, and their class gradients."""
-    stage = model.cam_stage((images.shape[-2], images.shape[-1])) + 1 + layer
+    useful = range(model.cam_stage((images.shape[-2], images.shape[-1])) + 1)
+    stage = pick_layer(useful, layer)
     trace = model.trace(images, features=[stage])
     (gradients,) = trace.gradients(classes, trace.features[stage])
     return trace.features[stage], gradients

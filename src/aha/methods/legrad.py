@@ -42,6 +42,8 @@ class LeGrad(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         trace = model.trace(images, attention=True, tokens=True)
         used = len(trace.attention) if self.layers is None else self.layers
+        if used > len(trace.attention):
+            raise SpecError(f"legrad: layers={used}, but there are {len(trace.attention)} blocks")
         total = torch.zeros((), device=trace.outputs.device)
         for matrix, tokens in zip(trace.attention[-used:], trace.tokens[-used:], strict=True):
             pull = self._score_gradient(model, images, tokens, classes)  # (B, T, D): d y^l / d output of block l

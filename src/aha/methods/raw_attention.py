@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from aha.methods.base import Method, method
+from aha.methods.base import Method, check_layer, method, pick_layer
 from aha.models import TargetModel
 
 
@@ -28,7 +28,12 @@ class RawAttention(Method):
 
     layer: int = -1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layer(self, self.layer)
+
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         trace = model.trace(images, attention=True)
-        rows = trace.read(trace.attention[self.layer].detach())  # (B, heads, T)
+        matrix = pick_layer(trace.attention, self.layer).detach()  # (B, heads, T, T)
+        rows = trace.read(matrix)  # (B, heads, T)
         return trace.to_grid(rows.mean(dim=1))  # (B, h, w)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
+
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
+
+
+def lock_of(module: nn.Module) -> threading.RLock:
+    """The one lock of a module, shared by everyone who wraps it: hooks and flags are global to the module."""
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(module, threading.RLock())
 
 
 @contextmanager

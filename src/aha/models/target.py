@@ -6,6 +6,7 @@ Shapes: inputs (B, C, H, W) normalised model inputs; pixels the same in [0, 1]; 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal
@@ -76,6 +77,7 @@ class TargetModel:
         self._cam_stages: dict[tuple[int, ...], int] = {}
         self._readouts: dict[tuple[int, ...], Tensor] = {}
         self._digest: str | None = None
+        self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
         self._num_classes: int | None = None
 
     def __repr__(self) -> str:
@@ -127,6 +129,7 @@ class TargetModel:
         """Raw outputs (B, K), in chunks, following the caller's gradient mode for `inputs` that need gradients."""
         is_differentiable = inputs.requires_grad and torch.is_grad_enabled()
         inputs = inputs.to(self.device)
+        self.passes["forward"] += len(inputs)
         with self.undisturbed(), autograd(is_differentiable), self._autocast():
             return torch.cat(self.chunks.run(lambda part: self._forward(inputs[part]), len(inputs)))
 
@@ -258,11 +261,12 @@ class TargetModel:
         structure = self.structure(size) if wants_internals else Structure((), (), ())
 
         def forward_from(records_all: bool) -> Trace:
-            trace = Trace(self.score.differentiated(), structure)
+            trace = Trace(self.score.differentiated(), structure, passes=self.passes)
             with autograd(records_all):
                 leaf = images.detach().to(self.device, self.dtype).clone().requires_grad_(inputs)
                 trace.inputs = leaf if inputs else None
                 tracer = Tracer(self.module, trace)
+                self.passes["forward"] += len(leaf)
                 return tracer.run(
                     lambda: self._forward(leaf),
                     len(leaf),

@@ -37,6 +37,7 @@ class Trace:
     score: Score
     structure: Structure
     readout: Tensor | None = None
+    passes: Counter[str] = field(default_factory=Counter)
     outputs: Tensor = field(default_factory=lambda: torch.empty(0))
     inputs: Tensor | None = None
     features: dict[int, Tensor] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class Trace:
 
     def gradients(self, classes: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Gradient of the class scores with respect to traced tensors; each image depends on its own score alone."""
+        self.passes["backward"] += len(classes)
         with autograd(True):
             total = self.scores(classes).sum()
             return torch.autograd.grad(total, tensors, retain_graph=True, materialize_grads=True)

@@ -1,0 +1,5 @@
+"""`python -m aha`."""
+
+from aha.cli import main
+
+main()

@@ -1,0 +1,127 @@
+"""The faithfulness card: an explanation's own curves beside those of maps that know nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aha.methods import load_method
+from aha.metrics import Case, Sample
+from aha.metrics.curves import CurveMetric
+from aha.metrics.ins_del import InsDel
+from aha.models import TargetModel
+from aha.perturbation import area
+from aha.references import Black, Blur, Mean
+
+FLOORS = ("random_map", "center_map", "edge_map")
+PROTOCOL = InsDel(steps=20, references=(Black(), Mean(), Blur()))
+_SHOWN = 0.1  # the share of pixels that the sentence speaks of; on a step of the protocol
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Class score while the top pixels are deleted and inserted, averaged over the references.
+
+    Attributes:
+        fractions: share of pixels changed (S,).
+        deletion: score (S,).
+        insertion: score (S,).
+    """
+
+    fractions: tuple[float, ...]
+    deletion: tuple[float, ...]
+    insertion: tuple[float, ...]
+
+    @property
+    def ins_del(self) -> float:
+        """Insertion minus Deletion."""
+        fractions, deletion, insertion = (torch.tensor(x) for x in (self.fractions, self.deletion, self.insertion))
+        return float(area(fractions, insertion - deletion))
+
+    def score_without(self, share: float) -> float:
+        """Score after deleting the top `share` of the pixels."""
+        return self.deletion[min(range(len(self.fractions)), key=lambda i: abs(self.fractions[i] - share))]
+
+
+@dataclass(frozen=True)
+class Card:
+    """How far one map can be trusted: its curves, and those of the floors.
+
+    Attributes:
+        curves: of the map.
+        floors: of random_map, center_map and edge_map.
+        protocol: text of the protocol.
+        score_name: what the scores are, for the sentence.
+    """
+
+    curves: Curves
+    floors: Mapping[str, Curves]
+    protocol: str
+    score_name: str
+
+    @property
+    def sentence(self) -> str:
+        """The card in words."""
+        before, after = self.curves.deletion[0], self.curves.score_without(_SHOWN)
+        random_after = self.floors["random_map"].score_without(_SHOWN)
+        verb = "drops" if after < before else "moves"
+        best = max(self.floors, key=lambda name: self.floors[name].ins_del)
+        beats = self.curves.ins_del > self.floors[best].ins_del
+        verdict = (
+            f"Ins-Del {self.curves.ins_del:.2f}, {'above' if beats else 'not above'} the best floor "
+            f"({best} {self.floors[best].ins_del:.2f})"
+        )
+        return (
+            f"Removing the top {_SHOWN:.0%} of pixels {verb} the {self.score_name} from {before:.2f} to {after:.2f}; "
+            f"random pixels: to {random_after:.2f}. {verdict}."
+        )
+
+
+class CardMaker:
+    """Makes cards; the floors of an image and class are measured once, however many maps are judged."""
+
+    def __init__(self, model: TargetModel, *, protocol: CurveMetric = PROTOCOL, seed: int = 0) -> None:
+        self.model = model
+        self.protocol = protocol
+        self.seed = seed
+        self._floors: dict[tuple[int, int], dict[str, Curves]] = {}
+        self._samples: list[Sample] = []  # kept alive, since floors are filed under their identity
+
+    def card(self, sample: Sample, target: int, values: Tensor, method: str) -> Card:
+        """The card of a map (H, W) for a class of a sample."""
+        score = self.model.score
+        return Card(
+            curves=self._curves(sample, target, values, method),
+            floors=self._floor_curves(sample, target),
+            protocol=str(self.protocol),
+            score_name="probability" if score.is_probability else score.name,
+        )
+
+    def _floor_curves(self, sample: Sample, target: int) -> dict[str, Curves]:
+        key = (id(sample), target)
+        if key not in self._floors:
+            self._samples.append(sample)
+            classes = torch.tensor([target], device=self.model.device)
+            self._floors[key] = {
+                name: self._curves(
+                    sample,
+                    target,
+                    load_method(name).seeded(self.seed)(self.model, sample.inputs[None], classes)[0],
+                    name,
+                )
+                for name in FLOORS
+            }
+        return self._floors[key]
+
+    def _curves(self, sample: Sample, target: int, values: Tensor, method: str) -> Curves:
+        case = Case(sample, target, values.to(self.model.device), method, seed=self.seed)
+        case.prepare(self.protocol.perturbations(case))
+        averages = {}
+        for kind in ("delete", "insert"):
+            found = [self.protocol.curve(case, kind, reference) for reference in self.protocol.references]
+            averages[kind] = torch.stack([case.scores(curve.outputs) for curve in found]).mean(dim=0).cpu()
+        fractions = found[0].fractions
+        return Curves(tuple(fractions.tolist()), tuple(averages["delete"].tolist()), tuple(averages["insert"].tolist()))

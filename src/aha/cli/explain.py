@@ -1,0 +1,111 @@
+"""`aha explain`: attribution maps of files and folders."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from aha.cli.options import BatchSize, Debug, Device, Json, Quiet, Seed
+from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
+
+if TYPE_CHECKING:
+    from aha.files import FileRun
+    from aha.preprocessing import Fit
+
+_METHOD = "grad_cam"
+_SHOWN_FAILURES = 20
+
+
+def explain(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Pictures and folders of pictures.")],
+    model: Annotated[str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.")],
+    out: Annotated[Path, typer.Option(help="Folder for the results; what is finished there is skipped.")],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help='Repeatable; "smooth(gradient, n=20)" sets parameters.', show_default=_METHOD),
+    ] = None,
+    target: Annotated[str, typer.Option(help="Classes to explain: top1, top5, an index or a name.")] = "top1",
+    weights: Annotated[
+        Path | None, typer.Option(help="Weights file (.safetensors, or tensors saved by PyTorch).")
+    ] = None,
+    no_pretrained: Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")] = False,
+    img_size: Annotated[
+        int | None, typer.Option(min=1, help="Side of the model input; the model's own by default.")
+    ] = None,
+    fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
+    score: Annotated[str, typer.Option(help="What is reported, as `aha list scores` shows.")] = "softmax",
+    class_names: Annotated[Path | None, typer.Option(help="Text file with one class name per line.")] = None,
+    seed: Seed = 0,
+    device: Device = None,
+    batch_size: BatchSize = 8,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Explain pictures: which pixels speak for a class, drawn and as numbers.
+
+    Finished images are skipped, so that the same command continues an interrupted run.
+    """
+    with reported(debug=debug, quiet=quiet):
+        from aha.files import FileRun, find_files, read_class_names
+        from aha.methods import load_method
+        from aha.models import load_model
+        from aha.results import check_writable
+        from aha.scores import load_score
+
+        # What costs nothing is checked first, what needs the model next, and all of it before any work.
+        methods = [load_method(text) for text in method or [_METHOD]]
+        chosen_score = load_score(score)
+        names = None if class_names is None else read_class_names(class_names)
+        check_writable(out)
+        files = find_files(paths, out)
+        loaded = load_model(
+            model,
+            weights=weights,
+            pretrained=not no_pretrained,
+            img_size=img_size,
+            fit=cast("Fit | None", fit),  # checked where it is used
+            class_names=names,
+            score=chosen_score,
+            device=device,
+            batch_size=batch_size,
+        )
+        run = FileRun(loaded, files, methods, target, out, seed=seed)
+        try:
+            with progress_bar("explaining", len(run.pending), shown=not quiet) as advance:
+                run.run(batch_size, advance)
+        except KeyboardInterrupt:
+            say_error(f"interrupted; {_counts(run)}; the same command continues")
+            raise typer.Exit(INTERRUPTED) from None
+        _report(run, json=json, quiet=quiet)
+
+
+def _report(run: FileRun, *, json: bool, quiet: bool) -> None:
+    if json:
+        print_json(
+            {
+                "manifest": None if run.manifest is None else str(run.manifest),
+                "done": run.done,
+                "skipped": run.skipped,
+                "failed": len(run.failures),
+                "failures": [asdict(failure) for failure in run.failures],
+            }
+        )
+    elif run.manifest is not None and not quiet:
+        typer.echo(f"{_counts(run)}: {run.manifest}")
+    for failure in run.failures[:_SHOWN_FAILURES]:
+        say_error(failure.error)
+    if len(run.failures) > _SHOWN_FAILURES:
+        say_error(f"and {len(run.failures) - _SHOWN_FAILURES} more; --json lists all of them")
+    if run.failures:
+        raise typer.Exit(1)
+
+
+def _counts(run: FileRun) -> str:
+    parts = [f"{run.done} explained"]
+    parts += [f"{run.skipped} finished before"] * bool(run.skipped)
+    parts += [f"{len(run.failures)} failed"] * bool(run.failures)
+    return ", ".join(parts)

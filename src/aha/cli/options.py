@@ -1,0 +1,18 @@
+"""Options that several commands share, so that they are spelled and explained once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+MAX_SEED = 2**63 - 1
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
+Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of methods that draw random numbers.")]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda, cuda:1, mps; the fastest at hand by default.", show_default=False)
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Most images computed at once; halved if memory runs out.")]

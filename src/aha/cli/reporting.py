@@ -1,0 +1,98 @@
+"""What every command does alike: one line per error and warning, progress for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import typer
+
+from aha.errors import AhaError, AhaWarning
+
+INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
+
+
+@contextmanager
+def reported(*, debug: bool, quiet: bool = False) -> Iterator[None]:
+    """Turns what goes wrong inside into one line on stderr and an exit code; with `debug`, into a traceback."""
+    with _own_warnings_only(debug=debug, quiet=quiet):
+        try:
+            yield
+        except AhaError as error:
+            if debug:
+                raise
+            fail(str(error))
+        except KeyboardInterrupt:
+            say_error("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except (typer.Exit, typer.BadParameter, BrokenPipeError):
+            raise  # typer ends the program for these, with its own usage lines
+        except Exception as error:
+            if debug:
+                raise
+            fail(f"{type(error).__name__}: {error} (unexpected; --debug shows where)")
+
+
+def say_error(text: str) -> None:
+    """One line that starts with `error:` on stderr."""
+    typer.echo(f"{typer.style('error:', fg='red', bold=True)} {_one_line(text)}", err=True)
+
+
+def fail(text: str) -> NoReturn:
+    """Says the error and ends the command."""
+    say_error(text)
+    raise typer.Exit(1)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on stdout."""
+    typer.echo(json.dumps(value, indent=1))
+
+
+@contextmanager
+def progress_bar(task: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A function that advances a bar with the time left, on stderr; draws nothing unless that is a terminal."""
+    if not (shown and sys.stderr.isatty()):
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(task, total=total)
+        yield lambda count: progress.advance(bar, count)
+
+
+@contextmanager
+def _own_warnings_only(*, debug: bool, quiet: bool) -> Iterator[None]:
+    """Our warnings as lines; those of other libraries, their logs and their bars only where they help."""
+    if quiet or not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    with warnings.catch_warnings():
+        if debug:
+            yield
+            return
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", AhaWarning)
+        warnings.showwarning = _show_warning  # type: ignore[assignment]  # where it arose is of no interest
+        former = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(former)
+
+
+def _show_warning(message: Warning | str, *_where: Any) -> None:
+    typer.echo(f"{typer.style('warning:', fg='yellow', bold=True)} {_one_line(str(message))}", err=True)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,162 @@
+"""The demo: real photographs, a real ImageNet network and several methods, offline, in under a minute."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from PIL import Image
+
+from aha import gallery, render
+from aha.api import explain_batch
+from aha.batches import iter_batches
+from aha.errors import MissingExtra, OutputError
+from aha.explanation import Explanation, Subject
+from aha.methods import load_method
+from aha.models import load_model
+from aha.results import MANIFEST, check_writable, write_atomically
+
+MODEL = "demo:efficientnet_lite0"
+CAT = "chelsea.png"
+PHOTOGRAPHS = {
+    CAT: "A cat",
+    "coffee.png": "A cup of coffee",
+    "motorcycle_left.png": "A motorcycle",
+    "camera.png": "A photographer",
+    "rocket.jpg": "A rocket on its launch pad",
+    "astronaut.png": "An astronaut",
+}
+"""Files that scikit-image carries in its package, so that nothing is downloaded, and what they show."""
+
+METHODS = {
+    "grad_cam": "Where the deepest feature maps speak for the class. Coarse, calm, and the one to read first.",
+    "integrated_gradients(steps=20)": "What each pixel adds to the score (red) or takes from it (blue) on the way from "
+    "plain grey to the picture.",
+    "smooth(gradient)": "Where a small change would move the score most: the gradient, averaged over 20 noisy copies.",
+    "edge_map": "A control: edges of the picture, without a look at the model. A map that resembles it proves nothing.",
+}
+"""Methods of the demo, and how to read each of them."""
+
+TARGET = "top2"  # the top class and its closest rival
+INDEX, SHEET = "index.html", "sheet.jpg"
+_SHEET_CELL = 176
+
+
+@dataclass(frozen=True)
+class DemoFiles:
+    """What the demo wrote, and the seconds it took."""
+
+    gallery: Path
+    manifest: Path
+    sheet: Path
+    seconds: float
+
+
+def photographs(names: Iterable[str] = PHOTOGRAPHS) -> list[Path]:
+    """Paths of the demo's photographs."""
+    package = find_spec("skimage")
+    if package is None or package.origin is None:
+        raise MissingExtra("the demo's photographs", "demo")
+    return [Path(package.origin).parent / "data" / name for name in names]
+
+
+def run_demo(
+    out: str | Path,
+    *,
+    names: Iterable[str] = PHOTOGRAPHS,
+    methods: Mapping[str, str] = METHODS,
+    seed: int = 0,
+    device: str | None = None,
+    batch_size: int = 4,  # on a CPU, larger batches are slower for a network this small
+    on_progress: Callable[[int], None] = lambda count: None,
+) -> DemoFiles:
+    """Explains photographs for their top class and its rival; writes results, a gallery and a contact sheet.
+
+    Args:
+        out: folder for all of it.
+        names: which of `PHOTOGRAPHS`.
+        methods: method texts, and how to read each.
+        seed: of methods that draw random numbers.
+        device: the best at hand by default.
+        batch_size: most images per forward pass.
+        on_progress: told of each finished pair of photograph and method.
+    """
+    start = time.perf_counter()
+    out, names = Path(out), list(names)
+    check_writable(out)
+    if (out / INDEX).exists() and not (out / MANIFEST).exists():
+        raise OutputError(f"{out / INDEX} is not a gallery of ours; choose another folder")
+    paths = photographs(names)
+    model = load_model(MODEL, device=device, batch_size=batch_size)
+    rows: list[list[Explanation]] = []
+    pages: list[gallery.Photograph] = []
+    for name, batch in zip(names, iter_batches(model, paths, batch_size=1), strict=True):
+        rows.append([])
+        for method in methods:
+            rows[-1].append(explain_batch(model, batch, load_method(method), TARGET, seed=seed))
+            manifest = rows[-1][-1].save(out)
+            on_progress(1)
+        pages.append(gallery.photograph(PHOTOGRAPHS[name], rows[-1], gallery.predictions(model, batch.inputs)))
+    seconds = time.perf_counter() - start
+    page = gallery.Gallery(
+        title="Which pixels does the network rely on?",
+        model=gallery.describe_model(model),
+        columns=[
+            gallery.MethodColumn(text, reading, _mean_seconds([row[i] for row in rows]))
+            for i, (text, reading) in enumerate(methods.items())
+        ],
+        photographs=pages,
+        command=f"aha demo --out {shlex.quote(str(out))} --seed {seed} --batch-size {batch_size}",
+        python=_snippet(methods, out, seed, batch_size),
+        seconds=seconds,
+    )
+    gallery.write(page, out / INDEX)
+    _write_sheet(rows, out / SHEET)
+    return DemoFiles(out / INDEX, manifest, out / SHEET, seconds)
+
+
+def _mean_seconds(explanations: Sequence[Explanation]) -> float:
+    """Mean time of one map."""
+    return sum(part.seconds for part in explanations) / sum(len(part) for part in explanations)
+
+
+def _snippet(methods: Iterable[str], out: Path, seed: int, batch_size: int) -> str:
+    """Python that computes the same maps."""
+    listed = "".join(f"    {json.dumps(method)},\n" for method in methods)
+    return (
+        "import aha\n"
+        "from aha.demo import photographs\n"
+        "\n"
+        f'model = aha.load_model("{MODEL}", batch_size={batch_size})\n'
+        f"methods = [\n{listed}]\n"
+        "for method in methods:\n"
+        "    maps = aha.explain(\n"
+        f'        model, photographs(), method, "{TARGET}", seed={seed}\n'
+        "    )\n"
+        f"    maps.save({json.dumps(out.as_posix())})\n"
+    )
+
+
+def _write_sheet(rows: Sequence[Sequence[Explanation]], path: Path) -> None:
+    """A small overview of the top classes: the photograph, then one overlay per method."""
+    pictures = [[_seen(row[0].subjects[0]), *map(gallery.overlay, row)] for row in rows]
+    sheet = render.contact_sheet(
+        [[_small(picture) for picture in row] for row in pictures],
+        row_labels=[row[0].caption(0) for row in rows],
+        column_labels=["photograph", *(explanation.method for explanation in rows[0])],
+    )
+    write_atomically(path, lambda file: sheet.save(file, format="JPEG", quality=85, optimize=True))
+
+
+def _seen(subject: Subject) -> Image.Image:
+    return subject.image.crop(gallery.window(subject))
+
+
+def _small(picture: Image.Image) -> Image.Image:
+    height = round(picture.height * _SHEET_CELL / picture.width)
+    return picture.resize((_SHEET_CELL, height), Image.Resampling.LANCZOS)

@@ -1,0 +1,80 @@
+"""Figures of scores. They are made as objects, without pyplot, so that no global state of the caller's changes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from aha.metrics import ARROWS, directions
+from aha.metrics.curves import AVERAGE
+
+if TYPE_CHECKING:
+    from aha.score_table import CurveRow, Scores
+
+_GRID = np.linspace(0, 1, 101)
+
+
+def plot_curves(scores: Scores) -> Figure:
+    """Mean deletion and insertion curves of every method with their standard errors, one column per reference."""
+    rows = scores.curves()
+    if not rows:
+        raise ValueError("no deletion or insertion curves were measured")
+    kinds = list(dict.fromkeys(row.kind for row in rows))
+    references = list(dict.fromkeys(row.reference for row in rows))
+    figure = Figure(figsize=(4.2 * len(references), 3.4 * len(kinds)), layout="constrained")
+    axes = figure.subplots(len(kinds), len(references), squeeze=False, sharex=True, sharey=True)
+    for i, kind in enumerate(kinds):
+        for j, reference in enumerate(references):
+            chosen = [row for row in rows if (row.kind, row.reference) == (kind, reference)]
+            _draw_curves(axes[i, j], chosen)
+            arrow = ARROWS[directions().get(kind, "neither")]
+            axes[i, j].set_title(f"{kind} {arrow} · {reference}")
+            if i == len(kinds) - 1:
+                axes[i, j].set_xlabel("share of pixels " + ("removed" if kind == "deletion" else "inserted"))
+        axes[i, 0].set_ylabel("class score")
+    axes[0, -1].legend(frameon=False, fontsize="small")
+    figure.suptitle(_title(scores, {row.protocol for row in rows}))
+    return figure
+
+
+def _draw_curves(axis: object, rows: Sequence[CurveRow]) -> None:
+    by_method: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
+    for row in rows:
+        by_method[row.method].append(np.interp(_GRID, row.fractions, row.scores))
+    for method, curves in by_method.items():
+        mean, error = np.mean(curves, axis=0), np.std(curves, axis=0) / np.sqrt(len(curves))
+        (line,) = axis.plot(_GRID, mean, label=f"{method} (n={len(curves)})")  # type: ignore[attr-defined]
+        axis.fill_between(  # type: ignore[attr-defined]
+            _GRID, mean - error, mean + error, color=line.get_color(), alpha=0.2, linewidth=0
+        )
+
+
+def plot_bars(scores: Scores) -> Figure:
+    """Means of every metric with 95 % intervals, one panel each; the average over references where there is one."""
+    summary = scores.summary()
+    averaged = {(row.metric, row.protocol) for row in summary if row.reference == AVERAGE}
+    shown = [r for r in summary if r.reference == AVERAGE or (r.metric, r.protocol) not in averaged]
+    panels = list(dict.fromkeys((row.metric, row.protocol, row.reference) for row in shown))
+    methods = list(dict.fromkeys(row.method for row in shown))
+    figure = Figure(figsize=(6.4, (0.9 + 0.3 * len(methods)) * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axis, (metric, protocol, reference) in zip(axes, panels, strict=True):
+        own = {r.method: r for r in shown if (r.metric, r.protocol, r.reference) == (metric, protocol, reference)}
+        means = [own[m].mean if m in own else np.nan for m in methods]
+        errors = [own[m].high - own[m].mean if m in own else np.nan for m in methods]
+        axis.barh(range(len(methods)), means, xerr=np.nan_to_num(errors), color="#5b7db1", ecolor="#333333", capsize=2)
+        axis.set_yticks(range(len(methods)), methods)
+        axis.invert_yaxis()
+        arrow = ARROWS[directions().get(metric, "neither")]
+        axis.set_title(f"{metric} {arrow} · {protocol}{f' · {reference}' if reference else ''}", fontsize="medium")
+    figure.suptitle(_title(scores, {row.protocol for row in shown}))
+    return figure
+
+
+def _title(scores: Scores, protocols: set[str]) -> str:
+    return f"{scores.model} · protocol {', '.join(sorted(protocols))}"

@@ -1,0 +1,65 @@
+"""Average Drop: the share of confidence lost when the image is seen through its map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aha.errors import MetricError
+from aha.metrics.base import Metric, Value, metric
+from aha.metrics.case import Case, Perturbation
+from aha.metrics.curves import AVERAGE, References
+from aha.references import Black, Blur, Mean, Reference
+
+SMALLEST = 1e-8  # below this a relative drop is noise
+
+
+@dataclass(frozen=True)
+class BlendMetric(Metric):
+    """Base of the metrics that show the image where the map is high and the reference where it is low.
+
+    The image is `I * M + I0 * (1 - M)` with the map scaled to [0, 1]: AHA's tables differ between references, so the
+    reference must enter, although its text only says "element-wise product".
+
+    Attributes:
+        references: the I0; black alone is the original product of image and map.
+    """
+
+    references: References = (Black(), Mean(), Blur())
+
+    def perturbations(self, case: Case) -> Iterable[Perturbation]:
+        return [Perturbation("insert", reference, None) for reference in self.references]
+
+    def confidences(self, case: Case) -> list[tuple[Reference, float, float]]:
+        """Reference, score of the clean image, score through the map."""
+        before = float(case.scores(case.sample.clean[None])[0])
+        after = case.scores(case.outputs(list(self.perturbations(case)))).tolist()
+        return [(reference, before, float(score)) for reference, score in zip(self.references, after, strict=True)]
+
+    @staticmethod
+    def with_average(values: list[Value]) -> list[Value]:
+        """The values and, where there are several, their average over the references."""
+        if len(values) < 2:
+            return values
+        return [*values, Value(values[0].column, sum(v.value for v in values) / len(values), AVERAGE)]
+
+
+@metric(
+    "average_drop",
+    columns={"average_drop": "lower", "map_mean": "neither"},
+    bounds=(0.0, 100.0),
+    citation="Chattopadhay et al., WACV 2018",
+)
+@dataclass(frozen=True)
+class AverageDrop(BlendMetric):
+    """`100 * max(0, y - o) / y` in percent. It favours dense maps, so the mean of the scaled map stands beside it."""
+
+    def __call__(self, case: Case) -> list[Value]:
+        values = []
+        for reference, before, after in self.confidences(case):
+            if before < SMALLEST:
+                raise MetricError(
+                    f"{case.sample.name}: class {case.target} has the score {before:.1e}; a relative drop is noise"
+                )
+            values.append(Value("average_drop", 100 * max(0.0, before - after) / before, str(reference)))
+        return [*self.with_average(values), Value("map_mean", float(case.unit_map().mean()))]

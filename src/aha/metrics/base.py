@@ -1,0 +1,92 @@
+"""What a metric is: a frozen value that turns one case, an image with its map, into named numbers.
+
+One number per image; means, intervals and dataset-wide figures are made once, in `aha.scoring`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from aha.metrics.case import Case, Perturbation
+from aha.references import REFERENCES
+from aha.registry import Registry
+from aha.spec import Spec, parse
+
+METRICS: Registry[type[Metric]] = Registry("metric")
+
+M = TypeVar("M", bound="type[Metric]")
+Direction = Literal["higher", "lower", "neither"]
+ARROWS = {"higher": "↑", "lower": "↓", "neither": ""}
+
+
+class Value(NamedTuple):
+    """One number of one case; `reference` is empty where none is involved."""
+
+    column: str
+    value: float
+    reference: str = ""
+
+
+@dataclass(frozen=True)
+class Metric(Spec):
+    """Base of all metrics. Subclasses are frozen dataclasses whose fields are the choices of the protocol.
+
+    Attributes:
+        columns: the names of its numbers, each with the better direction.
+        bounds: the range of the numbers.
+        needs: what a case must have: "mask", "boxes", "grid" (a mosaic's cells), "method" (maps cannot be recomputed
+            for maps that came from a file).
+        citation: where the metric comes from.
+    """
+
+    columns: ClassVar[Mapping[str, Direction]] = {}
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    needs: ClassVar[frozenset[str]] = frozenset()
+    citation: ClassVar[str] = ""
+
+    @abstractmethod
+    def __call__(self, case: Case) -> list[Value]:
+        """The numbers of one case."""
+
+    def perturbations(self, case: Case) -> Iterable[Perturbation]:
+        """The perturbed images whose outputs the metric will read; asked of the model together with all others'."""
+        return ()
+
+    def over_dataset(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Figures that are no mean of per-image numbers, from each column's values over all images."""
+        return {}
+
+
+def metric(
+    name: str,
+    *,
+    columns: Mapping[str, Direction],
+    bounds: tuple[float, float] = (0.0, 1.0),
+    needs: Iterable[str] = (),
+    citation: str = "",
+) -> Callable[[M], M]:
+    """Class decorator that registers a metric; the name is also its file."""
+
+    def add(cls: M) -> M:
+        cls.name, cls.columns, cls.bounds = name, dict(columns), bounds
+        cls.needs, cls.citation = frozenset(needs), citation
+        METRICS.register(name)(cls)
+        return cls
+
+    return add
+
+
+def load_metric(spec: str | Metric) -> Metric:
+    """A metric from its text, for example `deletion(steps=32, references=(black,))`; a metric passes through."""
+    return spec if isinstance(spec, Metric) else parse(spec, METRICS, REFERENCES)
+
+
+def directions() -> dict[str, Direction]:
+    """The better direction of every column of every registered metric."""
+    found: dict[str, Any] = {}
+    for name in METRICS:
+        found |= METRICS[name].columns
+    return found

@@ -1,0 +1,47 @@
+"""Insertion minus Deletion: one number for how well a map orders the pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aha.errors import SpecError
+from aha.metrics.base import Value, metric
+from aha.metrics.case import Case, Kind
+from aha.metrics.curves import AVERAGE, CurveMetric, References
+from aha.metrics.deletion import deletion_area
+from aha.metrics.insertion import insertion_area
+
+
+@metric("ins_del", columns={"ins_del": "higher"}, bounds=(-1.0, 1.0), citation="AHA table 1")
+@dataclass(frozen=True)
+class InsDel(CurveMetric):
+    """Insertion minus Deletion; zero for an order that knows nothing.
+
+    Attributes:
+        insert_into: references of the insertion, where a protocol uses others than for the deletion.
+        normalised: as in `deletion` and `insertion`.
+    """
+
+    insert_into: References = ()
+    normalised: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.insert_into and len(self.insert_into) != len(self.references):
+            raise SpecError("ins_del: insert_into needs as many references as references")
+
+    def _sequences(self) -> Iterable[tuple[Kind, References]]:
+        return (("delete", self.references), ("insert", self.insert_into or self.references))
+
+    def __call__(self, case: Case) -> list[Value]:
+        values = []
+        for removed, empty in zip(self.references, self.insert_into or self.references, strict=True):
+            difference = insertion_area(self, case, empty, self.normalised) - deletion_area(
+                self, case, removed, self.normalised
+            )
+            name = str(removed) if removed == empty else f"{removed} / {empty}"
+            values.append(Value("ins_del", difference, name))
+        if len(values) > 1:
+            values.append(Value("ins_del", sum(v.value for v in values) / len(values), AVERAGE))
+        return values

@@ -1,0 +1,307 @@
+"""`evaluate`: how far maps can be trusted, measured; every perturbed image is shown to the model once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aha.api import explain_batch
+from aha.batches import Batch, Images, count_images, iter_batches
+from aha.errors import AhaError, ImageError, MetricError
+from aha.explanation import Explanation
+from aha.methods import Method, check_fit, load_method
+from aha.metrics import Case, Metric, Sample
+from aha.metrics.curves import CurveMetric
+from aha.models import TargetModel, load_model
+from aha.models.memory import Chunks
+from aha.preprocessing import Geometry
+from aha.protocols import Protocol, load_protocols
+from aha.score_table import CurveRow, Failure, Row, Scores
+from aha.targets import Target, resolve_targets
+
+Maps = Any
+"""Maps from elsewhere: a tensor or array (N, H, W), a list of (H, W), or an Explanation."""
+Progress = Callable[[str, str], None]
+"""Told the image and the method of each map that has been judged."""
+
+
+def evaluate(
+    model: TargetModel | str | nn.Module,
+    images: Images,
+    maps_or_methods: str | Method | Maps | Sequence[str | Method] | Mapping[str, Maps],
+    metrics: str | Metric | Protocol | Sequence[str | Metric | Protocol] = "quick",
+    *,
+    targets: Target = "top1",
+    labels: Sequence[int] | Tensor | None = None,
+    masks: Sequence[Any] | None = None,
+    boxes: Sequence[Any] | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Scores:
+    """Measures maps, or the maps of methods, by named protocols.
+
+    Args:
+        model: as in `aha.explain`.
+        images: as in `aha.explain`.
+        maps_or_methods: method texts; or maps, one per image and class in the order of `targets`, at the size of the
+            model input or of the original image; or a mapping from names to such maps.
+        metrics: protocol names (`"quick"`, `"aha"`, `"rise"`, ...) or metric texts (`"deletion(steps=32)"`).
+        targets: explained classes, as in `aha.explain`.
+        labels: true classes.
+        masks: true object masks, one per image, in the original image's pixels; above 0 is object, 255 does not count.
+        boxes: true boxes, one list of (x0, y0, x1, y1) per image, in the original image's pixels.
+        seed: of methods, ties and whatever a metric draws.
+        batch_size: most images per forward pass.
+        progress: called after each judged map.
+
+    Returns:
+        Scores; what could not be measured is in `Scores.failures`, and does not stop the rest.
+    """
+    model = load_model(model)
+    protocols = tuple(load_protocols(metrics))
+    sources = _sources(maps_or_methods, model, seed, protocols)
+    _check_truth(protocols, masks, boxes)
+    scores = Scores(protocols=protocols, model=model.spec)
+    chunks = Chunks(batch_size or model.chunks.size)
+    total, first = count_images(images), 0
+
+    def on_error(name: str, error: ImageError) -> None:
+        scores.failures.append(Failure(name, "", "", str(error)))
+
+    for batch in iter_batches(model, images, chunks.size, labels, on_error):
+        samples, outputs = _samples(model, batch, masks, boxes, first)
+        chosen = resolve_targets(targets, model, outputs, batch.labels, first=first, total=total)
+        for source in sources:
+            for case in source.cases(batch, samples, outputs, chosen, scores.failures):
+                _judge(case, protocols, scores)
+                if progress is not None:
+                    progress(case.sample.name, case.method)
+        first += len(samples)
+    return scores
+
+
+def _samples(
+    model: TargetModel, batch: Batch, masks: Sequence[Any] | None, boxes: Sequence[Any] | None, first: int
+) -> tuple[list[Sample], Tensor]:
+    """The batch's images with their truth at model resolution, and their outputs (B, K), asked for once."""
+    inputs = batch.inputs.to(model.device)
+    outputs = model.outputs(inputs)
+    samples = []
+    for i, subject in enumerate(batch.subjects):
+        mask, ignore = _mask(masks, first + i, subject.geometry, subject.name)
+        sample = Sample(
+            model,
+            subject.name,
+            inputs[i],
+            label=None if batch.labels is None else int(batch.labels[i]),
+            mask=None if mask is None else mask.to(model.device),
+            ignore=None if ignore is None else ignore.to(model.device),
+            boxes=_boxes(boxes, first + i, subject.geometry, subject.name),
+        )
+        sample.know_clean(outputs[i])
+        samples.append(sample)
+    return samples, outputs
+
+
+def _mask(
+    masks: Sequence[Any] | None, index: int, geometry: Geometry, name: str
+) -> tuple[Tensor | None, Tensor | None]:
+    """Object and ignored pixels (H, W) at model resolution; the mask may be given there already."""
+    if masks is None:
+        return None, None
+    if index >= len(masks):
+        raise MetricError(f"{len(masks)} masks are too few; {name} has none")
+    values = _copied(masks[index])
+    shape = tuple(values.shape[-2:])
+    if shape not in (geometry.original, geometry.model) or values.dim() != 2:
+        raise MetricError(f"{name}: the mask is {tuple(values.shape)}, the image {geometry.original}")
+    values = values.long()
+    if shape != geometry.model:
+        values = geometry.to_model(values)
+    return (values > 0) & (values != 255), values == 255
+
+
+def _copied(values: Any) -> Tensor:
+    """A tensor of our own from a tensor, array, picture or list."""
+    return values.detach().cpu().clone() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+
+
+def _boxes(boxes: Sequence[Any] | None, index: int, geometry: Geometry, name: str) -> Tensor | None:
+    if boxes is None:
+        return None
+    if index >= len(boxes):
+        raise MetricError(f"{len(boxes)} lists of boxes are too few; {name} has none")
+    found = _copied(boxes[index]).double().reshape(-1, 4)
+    return geometry.boxes_to_model(found)
+
+
+def _check_truth(protocols: Sequence[Protocol], masks: Sequence[Any] | None, boxes: Sequence[Any] | None) -> None:
+    """Refuses a protocol whose truth is missing before anything is computed."""
+    for protocol in protocols:
+        for need, given in (("mask", masks), ("boxes", boxes)):
+            if need in protocol.needs and given is None:
+                names = {"mask": "masks", "boxes": "boxes"}
+                raise MetricError(f"protocol {protocol.name} needs {names[need]}; pass {names[need]}=, one per image")
+
+
+def _judge(case: Case, protocols: Sequence[Protocol], scores: Scores) -> None:
+    """All protocols of one case; the perturbed images of all metrics are asked for in one stream first."""
+    _prepare(case, protocols)
+    for protocol in protocols:
+        for chosen in protocol.metrics:
+            try:
+                with torch.no_grad():
+                    values = chosen(case)
+                    curves = _curve_rows(case, chosen, protocol)
+            except AhaError as error:
+                scores.failures.append(Failure(case.sample.name, case.method, chosen.name, str(error)))
+                continue
+            scores.curve_rows += curves
+            scores.rows += [
+                Row(case.sample.name, case.method, v.column, protocol.name, case.target, v.reference, v.value)
+                for v in values
+            ]
+
+
+def _prepare(case: Case, protocols: Sequence[Protocol]) -> None:
+    wanted = []
+    for protocol in protocols:
+        for chosen in protocol.metrics:
+            for perturbation in chosen.perturbations(case):
+                try:
+                    case.sample.reference(perturbation.reference, case.target)
+                except AhaError:
+                    continue  # the metric will say so itself
+                wanted.append(perturbation)
+    case.prepare(wanted)
+
+
+def _curve_rows(case: Case, chosen: Metric, protocol: Protocol) -> list[CurveRow]:
+    """The curves behind deletion and insertion; their outputs are known already."""
+    kind = {"deletion": "delete", "insertion": "insert"}.get(chosen.name)
+    if kind is None or not isinstance(chosen, CurveMetric):
+        return []
+    rows = []
+    for reference in chosen.references:
+        curve = chosen.curve(case, "delete" if kind == "delete" else "insert", reference)
+        rows.append(
+            CurveRow(
+                case.sample.name,
+                case.method,
+                chosen.name,
+                protocol.name,
+                case.target,
+                str(reference),
+                tuple(curve.fractions.tolist()),
+                tuple(case.scores(curve.outputs).tolist()),
+            )
+        )
+    return rows
+
+
+@dataclass
+class _MethodSource:
+    """Maps computed by a method."""
+
+    model: TargetModel
+    method: Method
+    seed: int
+
+    def cases(
+        self, batch: Batch, samples: list[Sample], outputs: Tensor, chosen: list[list[int]], failures: list[Failure]
+    ) -> Iterator[Case]:
+        before, start = self.model.passes.copy(), time.perf_counter()
+        try:
+            found = explain_batch(self.model, batch, self.method, chosen, seed=self.seed, outputs=outputs)
+        except AhaError as error:
+            failures += [Failure(sample.name, str(self.method), "", str(error)) for sample in samples]
+            return
+        count = len(found)
+        seconds = (time.perf_counter() - start) / count
+        spent = {kind: (self.model.passes[kind] - before[kind]) / count for kind in ("forward", "backward")}
+        pairs = [(samples[i], target) for i, row in enumerate(chosen) for target in row]
+        for values, (sample, target) in zip(found.maps, pairs, strict=True):
+            case = _case(sample, target, values, str(self.method), self.seed, failures)
+            if case is not None:
+                case.explain, case.seconds = self._again, seconds
+                case.forward_images, case.backward_images = spent["forward"], spent["backward"]
+                yield case
+
+    def _again(self, model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
+        maps = self.method.seeded(self.seed)(model, inputs, classes).detach().float()
+        return F.interpolate(maps[:, None], size=inputs.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+
+
+@dataclass
+class _MapSource:
+    """Maps that came from elsewhere."""
+
+    name: str
+    maps: Sequence[Any]
+    seed: int
+    used: int = 0
+
+    def cases(
+        self, batch: Batch, samples: list[Sample], outputs: Tensor, chosen: list[list[int]], failures: list[Failure]
+    ) -> Iterator[Case]:
+        for subject, sample, targets in zip(batch.subjects, samples, chosen, strict=True):
+            for target in targets:
+                if self.used >= len(self.maps):
+                    raise MetricError(f"{len(self.maps)} maps of {self.name} are too few; {sample.name} has none")
+                values = _copied(self.maps[self.used]).float()
+                self.used += 1
+                case = _case(sample, target, _fitted(values, subject.geometry), self.name, self.seed, failures)
+                if case is not None:
+                    yield case
+
+
+def _case(sample: Sample, target: int, values: Tensor, method: str, seed: int, failures: list[Failure]) -> Case | None:
+    try:
+        return Case(sample, target, values.to(sample.model.device), method, seed=seed)
+    except MetricError as error:
+        failures.append(Failure(sample.name, method, "", str(error)))
+        return None
+
+
+def _fitted(values: Tensor, geometry: Geometry) -> Tensor:
+    """A map in the original image's pixels, brought to the model input; others pass and are judged by their size."""
+    if tuple(values.shape) == geometry.original != geometry.model:
+        return geometry.to_model(values.nan_to_num(0.0))
+    return values
+
+
+def _sources(
+    given: Any, model: TargetModel, seed: int, protocols: Sequence[Protocol]
+) -> list[_MethodSource | _MapSource]:
+    """What is to be judged, checked before anything is computed."""
+    if isinstance(given, str | Method):
+        given = [given]
+    if isinstance(given, Explanation):
+        given = {given.method: given.maps}
+    if isinstance(given, list | tuple) and given and all(isinstance(item, str | Method) for item in given):
+        methods = [load_method(item) for item in given]
+        for chosen in methods:
+            check_fit(chosen, model)
+        return [_MethodSource(model, chosen, seed) for chosen in methods]
+    if any("method" in protocol.needs for protocol in protocols):
+        raise MetricError("this protocol explains again, which needs a method; maps alone are not enough")
+    named: Mapping[str, Any] = given if isinstance(given, Mapping) else {"maps": given}
+    return [_MapSource(name, _as_list(maps, name), seed) for name, maps in named.items()]
+
+
+def _as_list(maps: Any, name: str) -> Sequence[Any]:
+    if isinstance(maps, Explanation):
+        maps = maps.maps
+    if isinstance(maps, Tensor | np.ndarray) and maps.ndim == 2:
+        maps = maps[None]
+    if not isinstance(maps, Tensor | np.ndarray | list | tuple) or len(maps) == 0:
+        raise MetricError(f"{name}: give method names, or maps as a tensor, array (N, H, W) or list")
+    return maps  # type: ignore[return-value]  # tensors and arrays are sequences of maps

@@ -1,0 +1,28 @@
+"""Shared fixtures: everything runs offline, on one thread, from fixed seeds."""
+
+from __future__ import annotations
+
+import os
+
+# Before any hub library is imported: a test that reaches for the network must fail at once, not wait.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+import pytest
+import torch
+from fakes import SIZE
+from torch import Tensor
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_seed() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(1234)
+
+
+@pytest.fixture
+def images() -> Tensor:
+    """Four model inputs of different contrast."""
+    generator = torch.Generator().manual_seed(7)
+    contrast = torch.tensor([0.5, 1.0, 1.5, 2.0]).view(4, 1, 1, 1)
+    return torch.randn(4, 3, SIZE, SIZE, generator=generator) * contrast
