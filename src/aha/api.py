@@ -81,7 +81,8 @@ def explain_batches(
     model, method = load_model(model), load_method(method)
     if model.preprocessing is not None:
         check_fit(method, model)  # before any picture is read
-    chunks = Chunks(batch_size or model.chunks.size)
+    # The model's own chunks remember, from call to call, what fitted into memory.
+    chunks = model.chunks if batch_size is None else Chunks(batch_size)
     total, first = count_images(images), 0
     for batch in iter_batches(model, images, chunks.size, labels, on_error):
         explanation = explain_batch(model, batch, method, target, seed=seed, chunks=chunks, first=first, total=total)
@@ -105,15 +106,15 @@ def explain_batch(
     start = time.perf_counter()
     # Whatever mode the caller is in, tensors made here are ordinary ones that may enter a graph.
     with torch.inference_mode(False), torch.no_grad():
-        inputs = batch.inputs.to(model.device).clone()
+        inputs = batch.inputs.to(model.device, torch.promote_types(batch.inputs.dtype, torch.float32)).clone()
         size = (inputs.shape[-2], inputs.shape[-1])
-        check_fit(method, model, size)
+        check_fit(method, model, inputs.shape[1:])
         outputs = model.outputs(inputs) if outputs is None else outputs
         chosen = resolve_targets(target, model, outputs, batch.labels, first=first, total=total)
         rows = torch.tensor([i for i, classes in enumerate(chosen) for _ in classes], device=model.device)
         classes = torch.tensor([c for row in chosen for c in row], device=model.device)
         seeded = method.seeded(seed)
-        work = chunks or Chunks(model.chunks.size)
+        work = chunks or model.chunks
         parts = work.run(lambda part: seeded(model, inputs[rows[part]], classes[part]).detach(), len(rows))
         maps = _at_input_size(torch.cat(parts), size, method)
         scores = model.score(outputs[rows], classes)

@@ -22,9 +22,8 @@ from aha.models import load_model
 from aha.results import MANIFEST, check_writable, write_atomically
 
 MODEL = "demo:efficientnet_lite0"
-CAT = "chelsea.png"
 PHOTOGRAPHS = {
-    CAT: "A cat",
+    "chelsea.png": "A cat",
     "coffee.png": "A cup of coffee",
     "motorcycle_left.png": "A motorcycle",
     "camera.png": "A photographer",

@@ -13,7 +13,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from torch import nn
 
 from aha.api import explain
-from aha.demo import CAT, MODEL, photographs
+from aha.demo import MODEL, photographs
 from aha.errors import AhaError
 from aha.models import load_model
 from aha.results import check_writable, versions
@@ -27,7 +27,7 @@ EXTRAS = {
 }
 """Optional packages, by the extra that installs them."""
 
-_CATS = range(281, 286)  # ImageNet-1k: tabby, tiger, Persian, Siamese and Egyptian cat
+_CLEAR_CUT, _ANSWER = "camera.png", "tripod"
 _TOLERANCE = 1e-4
 _PERCENT = 20
 
@@ -111,12 +111,16 @@ def check_known_answer(device: str = "cpu") -> str:
 
 
 def check_demo() -> str:
-    """Explains a real photograph, and hides the strongest evidence: more of the class must be lost than elsewhere."""
+    """Explains a photograph whose answer is clear-cut: the class and where its evidence lies are known beforehand.
+
+    Hiding the strongest evidence must cost more than hiding the weakest. That tests the installation, not the method:
+    the picture was chosen because the margin is wide, and on others, such as the demo's motorcycle, it goes the other
+    way.
+    """
     model = load_model(MODEL)
-    explanation = explain(model, photographs([CAT]), "grad_cam")
-    label, target = explanation.labels[0], int(explanation.targets[0])
-    if target not in _CATS:
-        raise AhaError(f"the model takes the demo's cat for: {label}")
+    explanation = explain(model, photographs([_CLEAR_CUT]), "grad_cam")
+    if explanation.labels[0] != _ANSWER:
+        raise AhaError(f"the model takes {_CLEAR_CUT} for: {explanation.labels[0]}; expected: {_ANSWER}")
     inputs, _ = model.stated_preprocessing()(explanation.subjects[0].image)
     order = explanation.maps[0].flatten().argsort()
     count = len(order) * _PERCENT // 100
@@ -124,10 +128,11 @@ def check_demo() -> str:
     strongest[:, order[-count:]] = 0
     weakest[:, order[:count]] = 0
     hidden = torch.stack([strongest, weakest]).view(2, *inputs.shape)
-    without_strong, without_weak = model.scores(hidden, torch.tensor([target, target])).tolist()
+    without_strong, without_weak = model.scores(hidden, explanation.targets.expand(2)).tolist()
+    found = f"{without_strong:.2f} without its strongest {_PERCENT} %, {without_weak:.2f} without its weakest"
     if not without_strong < without_weak:
-        raise AhaError(f"hiding the strongest evidence for {label} costs no more than hiding the weakest")
-    return f"{label} {float(explanation.scores[0]):.2f}; {without_strong:.2f} without its strongest {_PERCENT} %"
+        raise AhaError(f"grad_cam points at the wrong places: {_ANSWER} is {found}")
+    return f"{explanation.caption(0)}; {found}"
 
 
 def _version(package: str) -> str | None:

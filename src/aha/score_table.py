@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from aha.errors import MissingExtra, OutputError
-from aha.metrics import ARROWS, directions
+from aha.metrics import ARROWS, directions, side_columns
 from aha.metrics.curves import AVERAGE
 from aha.protocols import Protocol
 from aha.results import write_atomically
@@ -85,6 +85,12 @@ class Scores:
     def __repr__(self) -> str:
         methods, images = (len({getattr(row, name) for row in self.rows}) for name in ("method", "image"))
         return f"Scores({len(self)} values: {methods} methods, {images} images, {len(self.failures)} failures)"
+
+    def extend(self, other: Scores) -> None:
+        """Takes over all that another evaluation of the same kind found."""
+        self.rows += other.rows
+        self.curve_rows += other.curve_rows
+        self.failures += other.failures
 
     def values(self, method: str, metric: str, reference: str | None = None) -> list[float]:
         """Per-image values of one metric; the average over references where a metric has one."""
@@ -156,7 +162,7 @@ class Scores:
         return "\n\n".join(self._tables(_latex, each_reference))
 
     def _tables(self, layout: Callable[[str, list[str], list[list[str]]], str], each_reference: bool) -> Iterable[str]:
-        summary = self.summary()
+        summary = [row for row in self.summary() if row.metric not in side_columns()]
         averaged = {(row.metric, row.protocol) for row in summary if row.reference == AVERAGE}
         if not each_reference:
             summary = [r for r in summary if r.reference == AVERAGE or (r.metric, r.protocol) not in averaged]

@@ -68,7 +68,7 @@ def evaluate(
     model = load_model(model)
     protocols = tuple(load_protocols(metrics))
     sources = _sources(maps_or_methods, model, seed, protocols)
-    _check_truth(protocols, masks, boxes)
+    check_truth(protocols, masks, boxes)
     scores = Scores(protocols=protocols, model=model.spec)
     chunks = Chunks(batch_size or model.chunks.size)
     total, first = count_images(images), 0
@@ -77,7 +77,7 @@ def evaluate(
         scores.failures.append(Failure(name, "", "", str(error)))
 
     for batch in iter_batches(model, images, chunks.size, labels, on_error):
-        samples, outputs = _samples(model, batch, masks, boxes, first)
+        samples, outputs = _samples(model, batch, masks, boxes, first, scores.failures)
         chosen = resolve_targets(targets, model, outputs, batch.labels, first=first, total=total)
         for source in sources:
             for case in source.cases(batch, samples, outputs, chosen, scores.failures):
@@ -89,14 +89,23 @@ def evaluate(
 
 
 def _samples(
-    model: TargetModel, batch: Batch, masks: Sequence[Any] | None, boxes: Sequence[Any] | None, first: int
+    model: TargetModel,
+    batch: Batch,
+    masks: Sequence[Any] | None,
+    boxes: Sequence[Any] | None,
+    first: int,
+    failures: list[Failure],
 ) -> tuple[list[Sample], Tensor]:
     """The batch's images with their truth at model resolution, and their outputs (B, K), asked for once."""
     inputs = batch.inputs.to(model.device)
     outputs = model.outputs(inputs)
     samples = []
     for i, subject in enumerate(batch.subjects):
-        mask, ignore = _mask(masks, first + i, subject.geometry, subject.name)
+        mask = ignore = None
+        try:
+            mask, ignore = _mask(masks, first + i, subject.geometry, subject.name)
+        except MetricError as error:  # the metrics that need the mask will miss it; the others go on
+            failures.append(Failure(subject.name, "", "", str(error)))
         sample = Sample(
             model,
             subject.name,
@@ -143,7 +152,7 @@ def _boxes(boxes: Sequence[Any] | None, index: int, geometry: Geometry, name: st
     return geometry.boxes_to_model(found)
 
 
-def _check_truth(protocols: Sequence[Protocol], masks: Sequence[Any] | None, boxes: Sequence[Any] | None) -> None:
+def check_truth(protocols: Sequence[Protocol], masks: Sequence[Any] | None, boxes: Sequence[Any] | None) -> None:
     """Refuses a protocol whose truth is missing before anything is computed."""
     for protocol in protocols:
         for need, given in (("mask", masks), ("boxes", boxes)):
@@ -302,6 +311,6 @@ def _as_list(maps: Any, name: str) -> Sequence[Any]:
         maps = maps.maps
     if isinstance(maps, Tensor | np.ndarray) and maps.ndim == 2:
         maps = maps[None]
-    if not isinstance(maps, Tensor | np.ndarray | list | tuple) or len(maps) == 0:
+    if isinstance(maps, str) or not isinstance(maps, Tensor | np.ndarray | Sequence) or len(maps) == 0:
         raise MetricError(f"{name}: give method names, or maps as a tensor, array (N, H, W) or list")
     return maps  # type: ignore[return-value]  # tensors and arrays are sequences of maps

@@ -55,13 +55,13 @@ def _by_word(word: str, model: TargetModel, outputs: Tensor, labels: Tensor | No
         count = int(top[1])
         if not 1 <= count <= model.num_classes:
             raise TargetError(f"target={word!r} asks for {count} classes; {model.spec} has {model.num_classes}")
-        return top_classes(outputs, count).tolist()
+        return top_classes(outputs, count, model.num_classes).tolist()
     return [[class_index(word, model)]] * len(outputs)
 
 
-def top_classes(outputs: Tensor, count: int) -> Tensor:
-    """The `count` classes (B, count) with the largest outputs, best first; one output means two classes."""
-    if outputs.shape[1] == 1:
+def top_classes(outputs: Tensor, count: int, num_classes: int = 2) -> Tensor:
+    """The `count` classes (B, count) with the largest outputs, best first; a single output may stand for two."""
+    if outputs.shape[1] == 1 and num_classes == 2:
         outputs = torch.cat([-outputs, outputs], dim=1)
     return outputs.topk(count, dim=1).indices
 

@@ -7,14 +7,15 @@ import math
 
 import pytest
 import torch
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
 from aha.errors import MetricError, SpecError
 from aha.metrics import METRICS, Case, Sample, load_metric
 from aha.models import TargetModel, load_model
 from aha.protocols import PROTOCOLS
 from aha.references import load_reference
 from fakes import tiny_vit
-from scipy.stats import spearmanr
-from torch import Tensor, nn
 
 ONE_REFERENCE = "references=(black,)"
 

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.ndimage import gaussian_filter
+from torch import Tensor, nn
+
 from aha.errors import SpecError
 from aha.models import load_model
 from aha.perturbation import (
@@ -20,8 +23,6 @@ from aha.perturbation import (
 )
 from aha.references import REFERENCES, load_reference, rise_kernel
 from fakes import tiny_vit
-from scipy.ndimage import gaussian_filter
-from torch import Tensor, nn
 
 
 @pytest.fixture

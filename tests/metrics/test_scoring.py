@@ -6,17 +6,18 @@ import csv
 import math
 from pathlib import Path
 
-import aha
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from scipy import stats
+from torch import Tensor, nn
+
+import aha
 from aha.errors import CapabilityError, MetricError, MissingExtra, OutputError, SpecError, UnknownName
 from aha.protocols import PROTOCOLS, load_protocols
 from aha.score_table import Row, Scores, student_quantile, summarise
 from fakes import tiny_vit
-from PIL import Image
-from scipy import stats
-from torch import Tensor, nn
 
 QUICK = "deletion(steps=4)"
 

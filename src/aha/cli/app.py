@@ -9,6 +9,7 @@ import typer
 from aha import __version__
 from aha.cli.demo import demo
 from aha.cli.doctor import doctor
+from aha.cli.evaluate import evaluate
 from aha.cli.explain import explain
 from aha.cli.listing import list_things
 
@@ -19,6 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(explain)
+app.command()(evaluate)
 app.command("list")(list_things)
 app.command()(doctor)
 app.command()(demo)

@@ -20,7 +20,7 @@ _SHOWN_FAILURES = 20
 
 
 def explain(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Pictures and folders of pictures.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Pictures and folders of pictures.")],
     model: Annotated[str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.")],
     out: Annotated[Path, typer.Option(help="Folder for the results; what is finished there is skipped.")],
     method: Annotated[

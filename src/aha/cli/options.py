@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-MAX_SEED = 2**63 - 1
+MAX_SEED = 2**32 - 1
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]

@@ -86,7 +86,7 @@ def list_methods(model: TargetModel | None = None) -> list[str]:
     return [name for name in METHODS if METHODS[name].required <= model.capabilities]
 
 
-def check_fit(chosen: Method, model: TargetModel, size: tuple[int, int] | None = None) -> None:
+def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = None) -> None:
     """Refuses a method whose needs the model cannot meet for inputs of this size, before anything is computed."""
     if chosen.needs <= {"gradients"}:
         return  # every differentiable model will do: no need to look inside

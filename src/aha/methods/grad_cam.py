@@ -43,7 +43,7 @@ class GradCAM(Method):
         return frozenset({"gradients", "attention" if "attention" in self.form else "features"})
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        has_attention = "attention" in model.structure((images.shape[-2], images.shape[-1])).capabilities
+        has_attention = "attention" in model.structure(images.shape[1:]).capabilities
         if self.form == "features" or (self.form == "auto" and not has_attention):
             features, gradients = features_and_gradients(model, images, classes, self.layer)
             weights = gradients.mean(dim=(2, 3), keepdim=True)  # (B, C, 1, 1)
@@ -60,7 +60,7 @@ class GradCAM(Method):
 
 def features_and_gradients(model: TargetModel, images: Tensor, classes: Tensor, layer: int) -> tuple[Tensor, Tensor]:
     """One stage's features (B, C, h, w), counted back from the deepest useful one, and their class gradients."""
-    useful = range(model.cam_stage((images.shape[-2], images.shape[-1])) + 1)
+    useful = range(model.cam_stage(images.shape[1:]) + 1)
     stage = pick_layer(useful, layer)
     trace = model.trace(images, features=[stage])
     (gradients,) = trace.gradients(classes, trace.features[stage])

@@ -13,7 +13,7 @@ from aha.models import TargetModel
 @method(
     "raw_attention",
     family="attention",
-    needs={"attention", "tokens"},
+    needs={"attention"},
     citation="Dosovitskiy et al., ICLR 2021",
 )
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from aha.methods.base import Method, method
 from aha.models import TargetModel
 
 
-@method("rollout", family="attention", needs={"attention", "tokens"}, citation="Abnar & Zuidema, ACL 2020")
+@method("rollout", family="attention", needs={"attention"}, citation="Abnar & Zuidema, ACL 2020")
 @dataclass(frozen=True)
 class Rollout(Method):
     """`R = B^L ... B^s`, `B^l` being the head mean of `A^l` plus the identity, rows normalised; class-agnostic.

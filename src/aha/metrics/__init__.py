@@ -1,18 +1,30 @@
 """Metrics, one file each: importing it registers the metric, so a new one is one file and one line here."""
 
 from aha.metrics import (
+    aupr,
     average_drop,
+    class_sensitivity,
     confidence_increase,
+    cost,
     deletion,
+    energy_in_box,
+    grid_pointing,
+    information_curve,
     ins_del,
     insertion,
     mas,
     monotonicity,
     neg_pos,
     negative,
+    pointing_game,
     positive,
+    randomisation,
+    region,
+    segmentation,
+    sparseness,
+    stability,
 )
-from aha.metrics.base import ARROWS, METRICS, Metric, Value, directions, load_metric, metric
+from aha.metrics.base import ARROWS, METRICS, Metric, Value, directions, load_metric, metric, side_columns
 from aha.metrics.case import Case, Perturbation, Sample
 
 __all__ = [
@@ -23,10 +35,16 @@ __all__ = [
     "Perturbation",
     "Sample",
     "Value",
+    "aupr",
     "average_drop",
+    "class_sensitivity",
     "confidence_increase",
+    "cost",
     "deletion",
     "directions",
+    "energy_in_box",
+    "grid_pointing",
+    "information_curve",
     "ins_del",
     "insertion",
     "load_metric",
@@ -35,5 +53,12 @@ __all__ = [
     "monotonicity",
     "neg_pos",
     "negative",
+    "pointing_game",
     "positive",
+    "randomisation",
+    "region",
+    "segmentation",
+    "side_columns",
+    "sparseness",
+    "stability",
 ]

@@ -10,7 +10,7 @@ from aha.metrics.case import Case
 from aha.metrics.localisation import average_precision, counted_pixels, map_of, mask_region
 
 
-@metric("aupr", columns={"aupr1": "higher", "aupr0": "higher"}, needs={"mask"}, citation="CAAP, sec. 4")
+@metric("aupr", columns={"aupr1": "higher", "aupr0": "higher"}, needs={"mask"}, citation="CAAP, arXiv 2603.13652")
 @dataclass(frozen=True)
 class AUPR(Metric):
     """Average precision of the map for the object (`aupr1`) and of its negative for the background (`aupr0`).

@@ -84,6 +84,16 @@ def load_metric(spec: str | Metric) -> Metric:
     return spec if isinstance(spec, Metric) else parse(spec, METRICS, REFERENCES)
 
 
+def side_columns() -> set[str]:
+    """Columns that only stand beside the ones that judge: counts for dataset-wide figures, context."""
+    found: set[str] = set()
+    for name in METRICS:
+        columns = METRICS[name].columns
+        if set(columns.values()) != {"neither"}:
+            found |= {column for column, direction in columns.items() if direction == "neither"}
+    return found
+
+
 def directions() -> dict[str, Direction]:
     """The better direction of every column of every registered metric."""
     found: dict[str, Any] = {}

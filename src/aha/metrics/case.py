@@ -49,6 +49,7 @@ class Sample:
         mask: true object region (H, W) at model resolution, bool; `ignore` marks pixels that do not count.
         boxes: true boxes (n, 4) as x0, y0, x1, y1 in model-input pixels.
         cells: for mosaics, class -> (y0, x0, y1, x1) of its cell in model-input pixels.
+        cache: what metrics keep about the image for all of its maps, under keys that start with their name.
     """
 
     model: TargetModel
@@ -59,6 +60,7 @@ class Sample:
     ignore: Tensor | None = None
     boxes: Tensor | None = None
     cells: dict[int, tuple[int, int, int, int]] | None = None
+    cache: dict[object, object] = field(default_factory=dict)
     _clean: Tensor | None = None
     _references: dict[tuple[Reference, int], Tensor] = field(default_factory=dict)
     _blank: dict[tuple[Reference, int], Tensor] = field(default_factory=dict)

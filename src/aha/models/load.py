@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from aha.errors import ModelError, SpecError
-from aha.models.hooks import preserved_random_state
+from aha.models.hooks import autograd, preserved_random_state
 from aha.models.outputs import OutputReader
 from aha.models.sources import SOURCES, Loaded, Request, default_device
-from aha.models.target import Precision, TargetModel
+from aha.models.target import Precision, TargetModel, unwrapped
 from aha.preprocessing import Fit, Preprocessing
 from aha.scores import Score, ScoreFunction, load_score
 
@@ -57,14 +59,17 @@ def load_model(
         batch_size: most images per forward pass; halved by itself when memory runs out.
     """
     if isinstance(model, TargetModel):
+        _refuse_options(locals())
         return model
-    size = _height_width(input_size if input_size is not None else img_size)
+    size, scored = _height_width(input_size if input_size is not None else img_size), load_score(score)
     if isinstance(model, nn.Module):
+        if weights is not None:
+            raise ModelError("a module has weights already; load others into it yourself: module.load_state_dict(...)")
         if device is not None and torch.device(device) != _device_of(model):
             raise ModelError(f"the module is on {_device_of(model)}; move it yourself: module.to({str(device)!r})")
         preprocessing = _stated(size, mean, std, fit or "crop")
         loaded = Loaded(model, preprocessing, None) if preprocessing else None
-        spec, module = f"module:{type(model).__name__}", model
+        spec, module = f"module:{type(unwrapped(model)).__name__}", model
     else:
         loaded = _from_spec(model, Request(None if weights is None else Path(weights), pretrained, size))
         module = loaded.module.requires_grad_(False).eval().to(_usable(device))
@@ -73,7 +78,7 @@ def load_model(
         module,
         spec=spec,
         preprocessing=preprocessing,
-        score=load_score(score),
+        score=scored,
         output=output,
         class_names=class_names if class_names is not None or loaded is None else loaded.class_names,
         precision=precision,
@@ -82,20 +87,31 @@ def load_model(
 
 
 def _from_spec(spec: str, request: Request) -> Loaded:
-    source, colon, name = spec.partition(":")
+    source, colon, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
     if not colon or not name:
         raise SpecError(f"cannot read model {spec!r}; write SOURCE:NAME with a source of {', '.join(SOURCES)}")
-    with preserved_random_state(seed=0):  # random initial weights neither disturb nor depend on the caller's state
+    # Random initial weights neither disturb nor depend on the caller's state; and weights that are made in inference
+    # mode could never be part of a graph.
+    with preserved_random_state(seed=0), autograd(True):
         return SOURCES[source](name, request)
+
+
+def _refuse_options(given: Mapping[str, Any]) -> None:
+    """A loaded model is what it is: options that would be passed over in silence are an error."""
+    defaults = inspect.signature(load_model).parameters
+    plain = {name: value for name, value in given.items() if name != "model"}
+    stated = [name for name, value in plain.items() if value is not defaults[name].default]
+    if stated:
+        raise ModelError(f"the model is already loaded; state {', '.join(stated)} when you load it")
 
 
 def _height_width(size: Size | None) -> tuple[int, int] | None:
     if size is None:
         return None
-    sides = (size, size) if isinstance(size, int) else tuple(size)[-2:]
-    if len(sides) != 2 or min(sides) < 1:
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) not in (2, 3) or not all(isinstance(side, int) and side > 0 for side in sides):
         raise ModelError(f"input size {size!r} is not a number, (H, W) or (C, H, W)")
-    return int(sides[0]), int(sides[1])
+    return sides[-2], sides[-1]
 
 
 def _stated(
@@ -118,6 +134,7 @@ def _overridden(
         fit=fit or own.fit,
         resize_to=own.resize_to if fit in (None, own.fit) else None,
         interpolation=own.interpolation,
+        centre=own.centre,
     )
 
 

@@ -20,7 +20,8 @@ import torchvision
 from torch import Tensor, nn
 
 from aha.errors import MissingExtra, ModelError, UnknownName, WeightsError
-from aha.models.weights import load_weights, read_weights
+from aha.models.hf_preprocessing import hf_preprocessing
+from aha.models.weights import load_weights, read_weights, without_prefix
 from aha.preprocessing import Preprocessing
 from aha.registry import Registry, nearest_names
 
@@ -51,8 +52,6 @@ class Loaded:
 Source = Callable[[str, Request], Loaded]
 SOURCES: Registry[Source] = Registry("model source")
 
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
 
 def imagenet_names() -> Sequence[str]:
     """The 1000 ImageNet-1k class names in the usual order."""
@@ -71,13 +70,16 @@ def load_timm(name: str, request: Request) -> Loaded:
     weights = None if request.weights is None else read_weights(request.weights)
     with _library_errors(f"timm:{name}"):
         module = _create_timm(name, request, None)
-        head = module.pretrained_cfg.get("classifier")
-        head = head[0] if isinstance(head, tuple | list) else head
-        found = None if weights is None or head is None else weights.get(f"{head}.weight")
-        if found is not None and found.shape[0] != module.num_classes:
-            module = _create_timm(name, request, int(found.shape[0]))  # fine-tuned on another set of classes
+        if weights is not None:
+            weights = without_prefix(weights, module.state_dict())
+            head = module.pretrained_cfg.get("classifier")
+            head = head[0] if isinstance(head, tuple | list) else head
+            count = _num_classes(weights, f"{head}.weight")
+            if count not in (None, module.num_classes):
+                module = _create_timm(name, request, count)  # fine-tuned on another set of classes
+            weights = _fitted_to_size(weights, module)
     if weights is not None:
-        load_weights(module, _fitted_to_size(weights, module), str(request.weights))
+        load_weights(module, weights, str(request.weights))
     config = timm.data.resolve_model_data_config(module)
     size = request.size or tuple(config["input_size"][-2:])
     squash = config.get("crop_mode") == "squash"
@@ -110,6 +112,11 @@ def _fitted_to_size(weights: Mapping[str, Tensor], module: nn.Module) -> Mapping
     return resample(dict(weights), module) if differs and resample is not None else weights
 
 
+def _num_classes(weights: Mapping[str, Tensor], head: str) -> int | None:
+    """How many rows the classifier has in these weights, if it is among them under this name."""
+    return int(weights[head].shape[0]) if head in weights else None
+
+
 @SOURCES.register("torchvision")
 def load_torchvision(name: str, request: Request) -> Loaded:
     """`torchvision:NAME`, with the library's default weights unless a file is given."""
@@ -117,14 +124,25 @@ def load_torchvision(name: str, request: Request) -> Loaded:
     if name not in known:
         raise _unknown("torchvision", name, known)
     default = torchvision.models.get_model_weights(name).DEFAULT
-    options = {} if request.size is None or not name.startswith("vit_") else {"image_size": request.size[0]}
+    options: dict[str, Any] = {}
+    if request.size is not None and name.startswith("vit_"):
+        if request.size[0] != request.size[1]:
+            raise ModelError(f"torchvision:{name} takes square inputs only, not {request.size}")
+        options["image_size"] = request.size[0]
     if name in ("googlenet", "inception_v3") and not request.downloads:
         options["init_weights"] = False  # else a slow initialisation and a warning
     weights = None if request.weights is None else read_weights(request.weights)
-    if weights is not None:
-        options |= _num_classes_option(weights)
     with _library_errors(f"torchvision:{name}"):
         module = torchvision.models.get_model(name, weights=default if request.downloads else None, **options)
+        if weights is not None:
+            own = module.state_dict()
+            weights = without_prefix(weights, own)
+            # The head is the last matrix, or 1 x 1 convolution, that the model itself lists.
+            head = [key for key, value in own.items() if key.endswith("weight") and value.dim() > 1][-1]
+            count = _num_classes(weights, head)
+            if count not in (None, len(own[head])):
+                options["num_classes"] = count
+                module = torchvision.models.get_model(name, weights=None, **options)
     if weights is not None:
         load_weights(module, weights, str(request.weights))
     preset = default.transforms()
@@ -140,18 +158,13 @@ def load_torchvision(name: str, request: Request) -> Loaded:
     return Loaded(module, preprocessing, names)
 
 
-def _num_classes_option(weights: Mapping[str, Tensor]) -> dict[str, int]:
-    """The head is the last matrix of a torchvision state dict; its rows are the classes."""
-    matrices = [value for key, value in weights.items() if key.endswith("weight") and value.dim() in (2, 4)]
-    return {"num_classes": int(matrices[-1].shape[0])} if matrices else {}
-
-
 @SOURCES.register("hf")
 def load_hf(name: str, request: Request) -> Loaded:
     """`hf:REPOSITORY` or `hf:FOLDER`: a transformers image classifier, safetensors only."""
     if find_spec("transformers") is None:
         raise MissingExtra(f"hf:{name}", "hf")
     from transformers import AutoConfig, AutoModelForImageClassification
+    from transformers.utils import cached_file
 
     if request.weights is not None:
         raise ModelError("hf models carry their own weights; leave out weights=, or name the folder that holds them")
@@ -161,38 +174,11 @@ def load_hf(name: str, request: Request) -> Loaded:
             module = AutoModelForImageClassification.from_pretrained(name, config=config, use_safetensors=True)
         else:
             module = AutoModelForImageClassification.from_config(config)
-    labels = [config.id2label[index] for index in sorted(config.id2label)]
-    return Loaded(module, _hf_preprocessing(name, config, request.size), labels)
-
-
-def _hf_preprocessing(name: str, config: Any, size: tuple[int, int] | None) -> Preprocessing:
-    """From preprocessor_config.json; read as data, so that no image library of transformers' is needed."""
-    from transformers.utils import cached_file
-
     with _library_errors(f"hf:{name} (preprocessor_config.json)"):
-        settings = json.loads(Path(str(cached_file(name, "preprocessor_config.json"))).read_text())
-    crop, target = settings.get("crop_size"), settings.get("size", getattr(config, "image_size", 224))
-    crops = bool(settings.get("do_center_crop", crop is not None)) and crop is not None
-    short = target.get("shortest_edge") if isinstance(target, Mapping) else None
-    native = _height_width(crop if crops else target)
-    scale = 1.0 if size is None else min(size) / min(native)
-    return Preprocessing(
-        size=size or native,
-        mean=tuple(settings.get("image_mean", _IMAGENET_MEAN)),
-        std=tuple(settings.get("image_std", _IMAGENET_STD)),
-        fit="crop" if crops or short is not None else "squash",
-        resize_to=None if short is None else round(short * scale),
-        interpolation=_interpolation(
-            {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}.get(settings.get("resample"), "bilinear")
-        ),
-    )
-
-
-def _height_width(size: int | Mapping[str, int]) -> tuple[int, int]:
-    if isinstance(size, int):
-        return size, size
-    edge = size.get("shortest_edge")
-    return (edge, edge) if edge is not None else (size["height"], size["width"])
+        settings = json.loads(Path(str(cached_file(name, "preprocessor_config.json"))).read_text(encoding="utf-8"))
+        preprocessing = hf_preprocessing(settings, config, request.size)
+    labels = [config.id2label[index] for index in sorted(config.id2label)]
+    return Loaded(module, preprocessing, labels)
 
 
 @SOURCES.register("demo")

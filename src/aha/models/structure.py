@@ -53,7 +53,7 @@ class Structure:
     def capabilities(self) -> frozenset[str]:
         """What methods may ask for, beyond the outputs themselves."""
         found = {"features": self.stages, "tokens": self.blocks, "attention": self.attention}
-        return frozenset({"gradients"} | {name for name, parts in found.items() if parts})
+        return frozenset({"gradients"} | {name for name, parts in found.items() if parts and name not in self.missing})
 
 
 @dataclass

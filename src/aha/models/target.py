@@ -5,11 +5,11 @@ Shapes: inputs (B, C, H, W) normalised model inputs; pixels the same in [0, 1]; 
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from aha.models.hooks import (
     evaluating,
     first_tensor,
     hooked,
+    lock_of,
     preserved_random_state,
     swapped_forward,
     with_first_tensor,
@@ -31,7 +32,7 @@ from aha.models.structure import Structure, probe
 from aha.models.tracing import Trace, Tracer
 from aha.models.weights import state_digest
 from aha.preprocessing import Preprocessing
-from aha.scores import Score, num_classes
+from aha.scores import Score
 
 Precision = Literal["float32", "bfloat16", "float16"]
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -64,6 +65,8 @@ class TargetModel:
         precision: Precision = "float32",
         batch_size: int = 32,
     ) -> None:
+        if precision not in get_args(Precision):
+            raise ModelError(f"unknown precision {precision!r}; known: {', '.join(get_args(Precision))}")
         self.module = unwrapped(module)
         self.spec = spec
         self.preprocessing = preprocessing
@@ -72,11 +75,11 @@ class TargetModel:
         self.precision = precision
         self.chunks = Chunks(batch_size)
         self._output = output
-        self._lock = threading.RLock()
+        self._lock = lock_of(self.module)
         self._structures: dict[tuple[int, ...], Structure] = {}
         self._cam_stages: dict[tuple[int, ...], int] = {}
         self._readouts: dict[tuple[int, ...], Tensor] = {}
-        self._digest: str | None = None
+        self._digest: tuple[object, str] = (None, "")  # of which versions of the weights, and the digest
         self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
         self._num_classes: int | None = None
 
@@ -97,10 +100,15 @@ class TargetModel:
 
     @property
     def digest(self) -> str:
-        """Digest of the weights: two models with equal digests compute the same function of the same architecture."""
-        if self._digest is None:
-            self._digest = state_digest(self.module.state_dict())
-        return self._digest
+        """Digest of the weights: two models with equal digests compute the same function of the same architecture.
+
+        Found once, and again after the weights were trained or loaded anew (but not behind autograd's back, by `.data`).
+        """
+        state = self.module.state_dict()
+        versions = [(t.data_ptr(), -1 if t.is_inference() else t._version) for t in state.values()]
+        if self._digest[0] != versions:
+            self._digest = versions, state_digest(state)
+        return self._digest[1]
 
     @property
     def num_classes(self) -> int:
@@ -143,7 +151,7 @@ class TargetModel:
         def gradient(part: slice) -> Tensor:
             trace = self.trace(inputs[part], inputs=True, score=score)
             assert trace.inputs is not None
-            return trace.gradients(classes[part], trace.inputs)[0]
+            return trace.gradients(classes[part], trace.inputs)[0].to(inputs.dtype)
 
         return torch.cat(self.chunks.run(gradient, len(inputs)))
 
@@ -152,7 +160,7 @@ class TargetModel:
         outputs = read_outputs(self.module(inputs.to(self.dtype).clone()), self._output)
         if len(outputs) != len(inputs):
             raise ModelError(f"{self.spec} returned {len(outputs)} rows for {len(inputs)} images")
-        self._num_classes = num_classes(outputs)
+        self._num_classes = self.score.num_classes(outputs)
         return outputs.float() if outputs.dtype in _HALF.values() else outputs
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -173,17 +181,39 @@ class TargetModel:
         """What methods may ask for: gradients, features, tokens, attention."""
         return self.structure().capabilities
 
-    def structure(self, size: tuple[int, int] | None = None) -> Structure:
-        """Stages, blocks and attention for inputs of this size; found once per size."""
+    def structure(self, size: Sequence[int] | None = None) -> Structure:
+        """Stages, blocks and attention for inputs of this size, (H, W) or (C, H, W); found once per size."""
         shape = self._input_shape(size)
-        if shape not in self._structures:
-            generator = torch.Generator().manual_seed(0)
-            noise = torch.randn((2, *shape), generator=generator).to(self.device)  # 2: tells batch from other axes
-            with self.undisturbed(), autograd(False):
-                self._structures[shape] = probe(self.module, lambda: self._forward(noise), 2, (shape[1], shape[2]))
-        return self._structures[shape]
+        with self._lock:
+            if shape not in self._structures:
+                (self._structures[shape],) = Chunks(1).run(lambda _: self._find_structure(shape), 1)
+            return self._structures[shape]
 
-    def cam_stage(self, size: tuple[int, int] | None = None) -> int:
+    def _find_structure(self, shape: tuple[int, int, int]) -> Structure:
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn((2, *shape), generator=generator).to(self.device)  # 2: tells batch from other axes
+        with self._uncounted(), self.undisturbed(), autograd(False):
+            structure = probe(self.module, lambda: self._forward(noise), 2, (shape[1], shape[2]))
+            if not structure.blocks:
+                return structure
+            trace = Tracer(self.module, Trace(self.score, structure)).run(lambda: self._forward(noise), 2, tokens=True)
+            again = self._outputs_from_tokens(structure, noise, trace.tokens[-1].detach())
+        if (again - trace.outputs).abs().max() <= 1e-3 * trace.outputs.abs().max():
+            return structure
+        why = "its residual connections lie outside its blocks, so that no block hands on all there is"
+        return replace(structure, missing={**structure.missing, "tokens": why})
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """Passes inside the block are our own curiosity, not the cost of a method."""
+        before = self.passes.copy()
+        try:
+            yield
+        finally:
+            self.passes.clear()
+            self.passes.update(before)
+
+    def cam_stage(self, size: Sequence[int] | None = None) -> int:
         """The deepest stage on whose places the outputs depend: where class activation mapping makes sense.
 
         Behind a class-token readout the last block's patch tokens reach no output; there it is the block before.
@@ -194,7 +224,7 @@ class TargetModel:
         return self._cam_stages[shape]
 
     def _find_cam_stage(self, shape: tuple[int, int, int]) -> int:
-        structure = self.structure(shape[1:])
+        structure = self.structure(shape)
         last = len(structure.stages) - 1
         if structure.stages[last].layout.prefix == 0:
             return last  # pooled over its places
@@ -213,20 +243,21 @@ class TargetModel:
         """Gradients of a random mix of the outputs on a noise image: zero exactly where nothing is read."""
         generator = torch.Generator().manual_seed(1)
         noise = torch.randn((1, *shape), generator=generator).to(self.device)
-        trace = self._trace(noise, features=features, tokens=tokens)
+        with self._uncounted():
+            trace = self._trace(noise, features=features, tokens=tokens)
         mix = torch.randn(trace.outputs.shape, generator=generator).to(trace.outputs)
         wanted = (*trace.features.values(), *trace.tokens[-1:])
         with autograd(True):
             return torch.autograd.grad((trace.outputs * mix).sum(), wanted, materialize_grads=True)
 
-    def readout(self, size: tuple[int, int] | None = None) -> Tensor:
+    def readout(self, size: Sequence[int] | None = None) -> Tensor:
         """Which tokens (T,) of the last block the outputs depend on, found by one gradient."""
         shape = self._input_shape(size)
         if shape not in self._readouts:
             (slopes,) = self._output_gradients(shape, tokens=True)  # (1, T, D)
             reads = slopes[0].abs().amax(dim=1) > 0  # (T,)
             if not reads.any():  # an untrained head of zeros: assume the usual reading
-                reads[: 1 if self.structure(shape[1:]).blocks[0].layout.prefix else None] = True
+                reads[: 1 if self.structure(shape).blocks[0].layout.prefix else None] = True
             self._readouts[shape] = reads
         return self._readouts[shape]
 
@@ -241,11 +272,10 @@ class TargetModel:
         score: Score | None = None,
     ) -> Trace:
         """One forward pass of `images` with the requested tensors captured, ready for `Trace.gradients`."""
-        size = (images.shape[-2], images.shape[-1])
         trace = self._trace(images, features, tokens, attention, inputs)
         trace.score = score or self.score.differentiated()
         if tokens or attention:
-            trace.readout = self.readout(size)
+            trace.readout = self.readout(images.shape[1:])
         return trace
 
     def _trace(
@@ -257,8 +287,7 @@ class TargetModel:
         inputs: bool = False,
     ) -> Trace:
         wants_internals = bool(features) or tokens or attention
-        size = (images.shape[-2], images.shape[-1])
-        structure = self.structure(size) if wants_internals else Structure((), (), ())
+        structure = self.structure(images.shape[1:]) if wants_internals else Structure((), (), ())
 
         def forward_from(records_all: bool) -> Trace:
             trace = Trace(self.score.differentiated(), structure, passes=self.passes)
@@ -287,7 +316,9 @@ class TargetModel:
 
         The blocks are skipped: the first hands in the tokens, the others pass them on.
         """
-        structure = self.structure((images.shape[-2], images.shape[-1]))
+        return self._outputs_from_tokens(self.structure(images.shape[1:]), images, tokens)
+
+    def _outputs_from_tokens(self, structure: Structure, images: Tensor, tokens: Tensor) -> Tensor:
         first_name = structure.blocks[0].name
         parts = dict(self.module.named_modules())
         in_tuple = structure.blocks[0].in_tuple
@@ -355,8 +386,9 @@ class TargetModel:
                 f"class {int(wrong[0])} does not exist; {self.spec} has classes 0 to {self.num_classes - 1}"
             )
 
-    def _input_shape(self, size: tuple[int, int] | None) -> tuple[int, int, int]:
-        stated = self.preprocessing
-        if size is None:
-            size = self.stated_preprocessing().size
-        return (3 if stated is None else len(stated.mean), *size)
+    def _input_shape(self, size: Sequence[int] | None) -> tuple[int, int, int]:
+        """(C, H, W) from itself, from (H, W), or from what is stated."""
+        height, width = (self.stated_preprocessing().size if size is None else size)[-2:]
+        if size is not None and len(size) == 3:
+            return size[0], height, width
+        return 3 if self.preprocessing is None else len(self.preprocessing.mean), height, width

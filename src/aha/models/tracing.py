@@ -16,6 +16,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from aha.errors import ModelError
 from aha.models.attention import AttentionTap
 from aha.models.hooks import autograd, first_tensor, hooked, with_first_tensor
 from aha.models.structure import Site, Structure
@@ -53,7 +54,15 @@ class Trace:
         self.passes["backward"] += len(classes)
         with autograd(True):
             total = self.scores(classes).sum()
-            return torch.autograd.grad(total, tensors, retain_graph=True, materialize_grads=True)
+            slopes = (None,)
+            if total.requires_grad:
+                slopes = torch.autograd.grad(total, tensors, retain_graph=True, allow_unused=True)
+        if any(slope is None for slope in slopes):
+            raise ModelError(
+                "no gradient reaches the part of the model that is asked for: some of the model runs without gradients, "
+                "or nothing reads that part; use a method or layer closer to the outputs"
+            )
+        return slopes
 
     def to_grid(self, values: Tensor) -> Tensor:
         """Token values (B, T) as a map (B, h, w), without the prefix tokens."""
@@ -83,9 +92,9 @@ class Tracer:
         forward: Callable[[], Tensor],
         batch: int,
         *,
-        features: Sequence[int],
-        tokens: bool,
-        attention: bool,
+        features: Sequence[int] = (),
+        tokens: bool = False,
+        attention: bool = False,
     ) -> Trace:
         """Runs `forward` with the requested captures and returns the filled trace."""
         structure, self._batch = self._trace.structure, batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of other pickle protocols, which are refused anyway
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise WeightsError(
             f"{path.name} holds more than tensors and would have to be unpickled, which can run code; "
@@ -46,7 +48,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
     """Loads weights strictly; what does not fit is named, and then the module is left as it was."""
     own = module.state_dict()
-    weights = _without_prefix(weights, own)
+    weights = without_prefix(weights, own)
     missing = [key for key in own if key not in weights]
     extra = [key for key in weights if key not in own]
     shapes = [
@@ -74,11 +76,11 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _without_prefix(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Undoes the prefix that a wrapper around the saved model left on every key."""
+def without_prefix(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Undoes the prefixes that wrappers around the saved model left on every key."""
     for prefix in _PREFIXES:
         if all(key.startswith(prefix) for key in weights) and not all(key.startswith(prefix) for key in own):
-            return {key.removeprefix(prefix): value for key, value in weights.items()}
+            return without_prefix({key.removeprefix(prefix): value for key, value in weights.items()}, own)
     return weights
 
 

@@ -1,0 +1,153 @@
+"""Image files with what is known about them: labels, masks and boxes from a CSV file; maps saved earlier.
+
+A CSV has a header. Columns: `file` (or `path`, `image`), relative to the CSV; optionally `label` (or `class_index`),
+`mask` (a picture: above 0 is object, 255 does not count), and `x0, y0, x1, y1`, with one line per box.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from aha.errors import ImageError, MetricError
+from aha.images import find_images
+from aha.results import MANIFEST
+
+_BOX = ("x0", "y0", "x1", "y1")
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class LabelledImage:
+    """One image file and its truth."""
+
+    path: Path
+    label: int | None = None
+    mask: Path | None = None
+    boxes: tuple[Box, ...] = ()
+
+
+def find_labelled(paths: Iterable[Path]) -> list[LabelledImage]:
+    """Images at the paths: files, folders, and CSV files that list images."""
+    found: list[LabelledImage] = []
+    for path in paths:
+        found += _read_csv(path) if path.suffix.lower() == ".csv" else [LabelledImage(p) for p in find_images(path)]
+    return found
+
+
+def _read_csv(path: Path) -> list[LabelledImage]:
+    try:
+        lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ImageError(f"cannot read {path}: {error}") from None
+    names = set(lines[0]) if lines else set()
+    file_column = next((name for name in ("file", "path", "image") if name in names), None)
+    label_column = next((name for name in ("label", "class_index") if name in names), None)
+    if file_column is None:
+        raise ImageError(f"{path} has no column file, path or image; its first line must name the columns")
+    found: dict[Path, LabelledImage] = {}
+    for number, line in enumerate(lines, start=2):
+        try:
+            image = path.parent / line[file_column]
+            label = int(line[label_column]) if label_column and line[label_column] else None
+            mask = path.parent / line["mask"] if line.get("mask") else None
+            boxes = (_box(line),) if names.issuperset(_BOX) and line["x0"] else ()
+        except (ValueError, TypeError):
+            raise ImageError(f"line {number} of {path} is incomplete or has a label or box that is no number") from None
+        earlier = found.get(image)
+        found[image] = (
+            LabelledImage(image, label, mask, boxes)
+            if earlier is None
+            else replace(earlier, boxes=earlier.boxes + boxes)
+        )
+    return list(found.values())
+
+
+def _box(line: dict[str, str]) -> Box:
+    x0, y0, x1, y1 = (float(line[name]) for name in _BOX)
+    return x0, y0, x1, y1
+
+
+class Lazy(Sequence[Any]):
+    """A sequence whose elements are made when they are asked for, so that many masks or maps need no memory."""
+
+    def __init__(self, count: int, make: Callable[[int], Any]) -> None:
+        self._count, self._make = count, make
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self._make(i) for i in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        return self._make(index % self._count)
+
+
+def read_mask(path: Path) -> NDArray[Any]:
+    """The values (H, W) of a mask picture; palette pictures give their indices."""
+    try:
+        with Image.open(path) as picture:
+            values = np.array(picture)
+    except OSError as error:
+        raise MetricError(f"cannot read the mask {path}: {error}") from None
+    return values if values.ndim == 2 else values[..., 0]
+
+
+@dataclass(frozen=True)
+class SavedMap:
+    """A map on disk: whose, of which image and class. `target` is None where the file does not say."""
+
+    image: Path
+    method: str
+    target: int | None
+    path: Path
+
+    def read(self) -> NDArray[np.float32]:
+        """The map (H, W), at the model's resolution where the file has it."""
+        try:
+            loaded = np.load(self.path, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return loaded.astype(np.float32)
+            with loaded:
+                name = next((n for n in ("model_map", "map", "arr_0") if n in loaded), None)
+                if name is None:
+                    raise MetricError(f"{self.path} has no array named model_map or map")
+                found: NDArray[np.float32] = loaded[name].astype(np.float32)
+                return found
+        except (OSError, ValueError) as error:
+            raise MetricError(f"cannot read the map {self.path}: {error}") from None
+
+
+def find_maps(folder: Path, images: Sequence[Path]) -> list[SavedMap]:
+    """Maps of the images in a folder: listed in its manifest, or `.npz` and `.npy` files named like the images."""
+    if not folder.is_dir():
+        raise MetricError(f"{folder} is not a folder of maps")
+    manifest = folder / MANIFEST
+    known = {path.resolve(): path for path in images}
+    if manifest.is_file():
+        try:
+            items = json.loads(manifest.read_text(encoding="utf-8"))["items"]
+            found = [(Path(i["image"]).resolve(), str(i["method"]), int(i["target"]), folder / i["map"]) for i in items]
+        except (ValueError, KeyError, TypeError):
+            raise MetricError(f"{manifest} is not a manifest of ours") from None
+        maps = [SavedMap(known[image], method, target, path) for image, method, target, path in found if image in known]
+    else:
+        files = {file.stem: file for suffix in ("npz", "npy") for file in folder.glob(f"*.{suffix}")}
+        maps = [SavedMap(image, folder.name, None, files[image.stem]) for image in images if image.stem in files]
+    if not maps:
+        raise MetricError(f"{folder} has no maps of these images")
+    return maps
