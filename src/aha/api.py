@@ -110,7 +110,9 @@ def explain_batch(
         size = (inputs.shape[-2], inputs.shape[-1])
         check_fit(method, model, inputs.shape[1:])
         outputs = model.outputs(inputs) if outputs is None else outputs
-        chosen = resolve_targets(target, model, outputs, batch.labels, first=first, total=total)
+        chosen = resolve_targets(
+            target, model, outputs, batch.labels, first=first, positions=batch.positions, total=total
+        )
         rows = torch.tensor([i for i, classes in enumerate(chosen) for _ in classes], device=model.device)
         classes = torch.tensor([c for row in chosen for c in row], device=model.device)
         seeded = method.seeded(seed)

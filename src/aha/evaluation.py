@@ -162,5 +162,12 @@ class EvaluationRun:
 
 
 def _row(line: dict[str, str]) -> Row:
-    texts = (line[name] for name in ("image", "method", "metric", "protocol"))
-    return Row(*texts, int(line["target"]), line["reference"], float(line["value"]))
+    return Row(
+        line["image"],
+        line["method"],
+        line["metric"],
+        line["protocol"],
+        int(line["target"]),
+        line["reference"],
+        float(line["value"]),
+    )

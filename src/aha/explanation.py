@@ -122,6 +122,7 @@ class Explanation:
             score=float(self.scores[index]),
             original_map=self.original_map(index).numpy(),
             model_map=self.maps[index].numpy(),
+            seen=self.subjects[index].geometry.seen().numpy(),
             heatmap=self.heatmap(index),
             overlay=self.overlay(index),
             seconds=self.seconds / len(self),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -22,13 +22,24 @@ class CaptumAttribution:
         self.method = load_method(method)
         self.seed = seed
 
-    def attribute(self, inputs: Tensor, target: int | Tensor | None = None) -> Tensor:
+    @overload
+    def attribute(self, inputs: Tensor, target: int | Tensor | None = None) -> Tensor: ...
+
+    @overload
+    def attribute(self, inputs: tuple[Tensor], target: int | Tensor | None = None) -> tuple[Tensor]: ...
+
+    def attribute(
+        self, inputs: Tensor | tuple[Tensor], target: int | Tensor | None = None
+    ) -> Tensor | tuple[Tensor]:
         """Attributions of the shape of `inputs` (B, C, H, W); their sum over channels is the map.
 
         Args:
-            inputs: model inputs.
+            inputs: model inputs, or a tuple of one tensor, which gives a tuple: captum's metrics call so.
             target: class index for all, or one per input; the predicted class if left out.
         """
+        if isinstance(inputs, tuple):
+            (only,) = inputs
+            return (self.attribute(only, target),)
         chosen: Any = "top1" if target is None else target
         if isinstance(target, Tensor) and target.dim() == 1:
             chosen = target.view(-1, 1)  # one class for each image, also where there is only one image

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import platform
 import re
@@ -41,6 +42,7 @@ class ResultItem:
     """One map, ready to be written; `image`, `method` and `target` tell it from the others in its folder.
 
     Attributes:
+        seen: which pixels of the original the model saw; elsewhere the map is NaN.
         key: freshness: an existing item with the same key need not be computed again.
     """
 
@@ -51,6 +53,7 @@ class ResultItem:
     score: float
     original_map: NDArray[np.float32]
     model_map: NDArray[np.float32]
+    seen: NDArray[np.bool_]
     heatmap: Image.Image
     overlay: Image.Image
     seconds: float
@@ -65,7 +68,9 @@ class ResultFolder:
         self._header = {"model": model, "model_digest": digest}
         self._settings = dict(settings or {})
         self._items: dict[tuple[str, str, int], dict[str, Any]] = {}
-        self._folders: dict[str, str] = {}  # folder name -> image
+        # Lower-case names, since not every file system tells cases apart -> image, or image and method.
+        self._folders: dict[str, str] = {MANIFEST: "", JOURNAL: ""}
+        self._stems: dict[str, tuple[str, str]] = {}
         self._is_open = False
         check_writable(self.folder)
         self._read(model, digest)
@@ -87,10 +92,10 @@ class ResultFolder:
             # killed run may end in half a line, which must not be continued.
             self.finish()
             self._is_open = True
-        stem = f"{self._folder_of(item.image)}/{_slug(item.method)}_{item.target}"
+        stem = f"{self._stem_of(item.image, item.method)}_{item.target}"
         names = {"map": f"{stem}.npz", "heatmap": f"{stem}_heatmap.png", "overlay": f"{stem}_overlay.png"}
         arrays = io.BytesIO()
-        np.savez_compressed(arrays, map=item.original_map, model_map=item.model_map, seen=~np.isnan(item.original_map))
+        np.savez_compressed(arrays, map=item.original_map, model_map=item.model_map, seen=item.seen)
         with _writing(self.folder):
             (self.folder / stem).parent.mkdir(exist_ok=True)
             write_atomically(self.folder / names["map"], lambda file: file.write(arrays.getvalue()))
@@ -101,7 +106,7 @@ class ResultFolder:
                 "method": item.method,
                 "target": item.target,
                 "label": item.label,
-                "score": item.score,
+                "score": item.score if math.isfinite(item.score) else None,
                 **names,
                 "seconds": item.seconds,
                 "key": item.key,
@@ -150,14 +155,21 @@ class ResultFolder:
 
     def _remember(self, item: dict[str, Any]) -> None:
         self._items[item["image"], item["method"], item["target"]] = item
-        self._folders[Path(item["map"]).parts[0]] = item["image"]
+        stem = str(item["map"]).lower().removesuffix(f"_{item['target']}.npz")
+        self._folders[stem.partition("/")[0]] = item["image"]
+        self._stems[stem] = item["image"], item["method"]
 
-    def _folder_of(self, image: str) -> str:
-        name = _slug(Path(image).stem)
-        if self._folders.setdefault(name, image) != image:  # another image of the same name
-            name = f"{name}-{hashlib.blake2b(image.encode(), digest_size=4).hexdigest()}"
-            self._folders[name] = image
-        return name
+    def _stem_of(self, image: str, method: str) -> str:
+        """Where an image's maps of one method go; what reads alike as a file name is kept apart by a digest."""
+        folder = _slug(Path(image).stem)
+        if self._folders.setdefault(folder.lower(), image) != image:
+            folder = f"{folder}-{_short_digest(image)}"
+            self._folders[folder.lower()] = image
+        stem = f"{folder}/{_slug(method)}"
+        if self._stems.setdefault(stem.lower(), (image, method)) != (image, method):
+            stem = f"{stem}-{_short_digest(method)}"
+            self._stems[stem.lower()] = image, method
+        return stem
 
 
 def check_writable(folder: Path) -> None:
@@ -205,4 +217,8 @@ def _slug(text: str, length: int = 80) -> str:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "image"
     if len(name) <= length:
         return name
-    return f"{name[: length - 9]}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+    return f"{name[: length - 9]}-{_short_digest(text)}"
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,8 +15,8 @@ from aha.errors import TargetError
 from aha.models import TargetModel
 from aha.registry import nearest_names
 
-Target = str | int | Sequence[int] | Sequence[Sequence[int]] | Tensor
-"""`"top1"`, `"top5"`, `"label"`, a class name, an index, one index per image, or several per image."""
+Target = str | int | Sequence[int | str] | Sequence[Sequence[int | str]] | Tensor
+"""`"top1"`, `"top5"`, `"label"`, a class name, an index, one of them per image, or several per image."""
 
 
 def resolve_targets(
@@ -24,6 +26,7 @@ def resolve_targets(
     labels: Tensor | None,
     *,
     first: int = 0,
+    positions: Sequence[int] | None = None,
     total: int | None = None,
 ) -> list[list[int]]:
     """Class indices for each image of a batch.
@@ -33,16 +36,17 @@ def resolve_targets(
         model: for class names and bounds.
         outputs: raw outputs (B, K) of the batch.
         labels: true classes (B,), if known.
-        first: position of the batch's first image in the whole call.
+        first: position of the batch's first image in the whole call; the others follow.
+        positions: position of each image, where some of the caller's images are left out.
         total: number of images in the whole call, if known.
     """
     if isinstance(target, str):
         chosen = _by_word(target, model, outputs, labels)
-    elif isinstance(target, int):
-        chosen = [[target]] * len(outputs)
+    elif not _is_row(target):
+        chosen = [[_index(target, model)]] * len(outputs)
     else:
-        chosen = _by_position(target, len(outputs), first, total)
-    model.check_classes(torch.tensor([index for row in chosen for index in row]))
+        chosen = _by_position(target, model, positions or range(first, first + len(outputs)), total)
+    model.check_classes([index for row in chosen for index in row])
     return chosen
 
 
@@ -78,20 +82,38 @@ def class_index(name: str, model: TargetModel) -> int:
     raise TargetError(f"unknown target {name!r}; {advice}")
 
 
-def _by_position(
-    target: Sequence[int] | Sequence[Sequence[int]] | Tensor, count: int, first: int, total: int | None
-) -> list[list[int]]:
-    if isinstance(target, Tensor) and target.dim() == 0:
-        return [[int(target)]] * count
-    rows: list[Any] = target.tolist() if isinstance(target, Tensor) else list(target)
-    if total == 1 and rows and not isinstance(rows[0], Sequence):
+def _by_position(target: Any, model: TargetModel, positions: Sequence[int], total: int | None) -> list[list[int]]:
+    rows = _as_list(target)
+    if total == 1 and rows and not _is_row(rows[0]):
         rows = [rows]  # several classes of the one image
     if total is not None and len(rows) != total:
         raise TargetError(f"{len(rows)} targets for {total} images; give one per image, or a list of classes for each")
-    part = rows[first : first + count]
-    if len(part) < count:
+    if positions[-1] >= len(rows):
         raise TargetError(f"{len(rows)} targets are too few; image number {len(rows) + 1} has none")
-    chosen = [[int(c) for c in row] if isinstance(row, Sequence) else [int(row)] for row in part]
+    part = (rows[position] for position in positions)
+    chosen = [[_index(c, model) for c in (_as_list(row) if _is_row(row) else [row])] for row in part]
     if not all(chosen):
         raise TargetError("an image has an empty list of classes; give at least one")
     return chosen
+
+
+def _is_row(value: Any) -> bool:
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _as_list(row: Any) -> list[Any]:
+    return list(row.tolist()) if isinstance(row, Tensor | np.ndarray) else list(row)
+
+
+def _index(value: Any, model: TargetModel) -> int:
+    """A class by its name or by a whole number of any library."""
+    if isinstance(value, str):
+        return class_index(value, model)
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TargetError(f"{value!r} is not a class; write an index or a name") from None

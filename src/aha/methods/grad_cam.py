@@ -21,7 +21,8 @@ class GradCAM(Method):
     - "attention": mean over heads of `A * dA` of the last block, read at the class token (the form of the MDA and
       InFlow code, and by its numbers of AHA's tables);
     - "pooled_attention": the same with one gradient weight per head, its mean over patches (Chefer et al.);
-    - "features": patch tokens as a feature map (pytorch-grad-cam with a reshape transform).
+    - "features": patch tokens as a feature map, normalised as the last attention reads them (pytorch-grad-cam with a
+      reshape transform).
 
     The default, "auto", is "attention" where the model gives attention and "features" elsewhere.
 

@@ -1,9 +1,9 @@
 """Copies of a model whose layers are re-initialised step by step, from the output towards the input.
 
 A step is a unit: a top-level part, or a member of one that is a plain container, holds most of the model, or is a
-stage, that is, holds a series of blocks. So a ViT gives head, norm, blocks from last to first, patch embedding; a CNN its classifier, its blocks from last to
-first, its stem. Units come in reverse order of execution. What such parts own themselves, like class token and
-position embedding, comes last.
+stage, that is, holds a series of blocks. So a ViT gives head, norm, blocks from last to first, patch embedding; a CNN
+its classifier, its blocks from last to first, its stem. Units come in reverse order of execution. What the divided
+parts own themselves, like class token and position embedding, comes last.
 
 Each layer is drawn once. A copy is a new structure around shared tensors: the drawn ones where it is randomised, the
 user's own, never written to, elsewhere. So all copies together need the memory of one model, whatever their number.
@@ -88,7 +88,7 @@ def _evenly(total: int, stages: int) -> list[int]:
 
 
 def _units_from_output(model: TargetModel, example: Tensor) -> list[list[str]]:
-    """Names of the layers of each unit, the unit nearest to the output first; a layer is what owns parameters."""
+    """Names of the layers of each unit, the unit nearest to the output first."""
     parts = dict(_parts("", model.module, sum(p.numel() for p in model.module.parameters()) / 2))
     if not parts:
         raise ModelError(f"{model.spec} has no parameters to randomise")
@@ -103,10 +103,10 @@ def _units_from_output(model: TargetModel, example: Tensor) -> list[list[str]]:
     for name, part in parts.items():  # a part whose weights are used without a call follows its predecessor
         latest = times[name] = finished.get(part, latest)
     ordered = sorted(parts, key=lambda name: times[name])[::-1]
-    layers = {name: [n for n, m in _owners(parts[name], name)] for name in ordered}
-    seen = {layer for names in layers.values() for layer in names}
-    rest = [name for name, _ in _owners(model.module, "") if name not in seen]
-    return [*layers.values(), rest] if rest else list(layers.values())
+    units = [[layer for layer, _ in _layers(parts[name], name)] for name in ordered]
+    seen = {layer for unit in units for layer in unit}
+    rest = [layer for layer, _ in _layers(model.module) if layer not in seen]
+    return [*units, rest] if rest else units
 
 
 def _parts(name: str, module: nn.Module, half: float) -> Iterator[tuple[str, nn.Module]]:
@@ -115,12 +115,16 @@ def _parts(name: str, module: nn.Module, half: float) -> Iterator[tuple[str, nn.
     if children and (is_wrapper or type(module) in _CONTAINERS or any(map(_is_series, children.values()))):
         for child, part in children.items():
             yield from _parts(_join(name, child), part, half)
-    elif any(True for _ in module.parameters()):
+    elif _has_layers(module):
         yield name, module
 
 
 def _children(module: nn.Module) -> dict[str, nn.Module]:
-    return {name: part for name, part in module.named_children() if any(True for _ in part.parameters())}
+    return {name: part for name, part in module.named_children() if _has_layers(part)}
+
+
+def _has_layers(module: nn.Module) -> bool:
+    return any(True for _ in _layers(module))
 
 
 def _is_series(module: nn.Module) -> bool:
@@ -129,10 +133,10 @@ def _is_series(module: nn.Module) -> bool:
     return len(members) > 1 and len(set(map(type, members))) == 1 and bool(_children(members[0]))
 
 
-def _owners(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that own parameters, with their names."""
+def _layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Layers, with their names: modules that own parameters or running statistics."""
     for name, part in module.named_modules(prefix=prefix):
-        if any(True for _ in part.parameters(recurse=False)):
+        if isinstance(part, _BatchNorm) or any(True for _ in part.parameters(recurse=False)):
             yield name, part
 
 
@@ -144,7 +148,7 @@ def _drawn(model: TargetModel, seed: int) -> dict[str, Tensor]:
     """New values for every parameter, by name; drawn on the CPU in float32, so every device gets the same."""
     with model.undisturbed(), preserved_random_state(seed=seed), autograd(False):
         fresh = _deep_copy(model, {}).cpu().float()
-        for _, layer in _owners(fresh, ""):
+        for _, layer in _layers(fresh):
             _redraw(layer)
         drawn = dict(fresh.named_parameters(remove_duplicate=False))
         kept = dict(model.module.named_parameters(remove_duplicate=False))
@@ -176,13 +180,13 @@ def _redraw_bare(name: str, parameter: Tensor) -> None:
 
 def _copy_with(model: TargetModel, drawn: dict[str, Tensor], layers: set[str], spec: str) -> TargetModel:
     """The model in new modules, around the drawn parameters of some layers and the model's own for the others."""
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.module.parameters()}
-    for name, part in model.module.named_modules():
-        if name in layers:
-            for own, parameter in part.named_parameters(recurse=False):
-                memo[id(parameter)] = nn.Parameter(drawn[_join(name, own)].detach(), requires_grad=False)
     with model.undisturbed(), autograd(False):
-        module = _deep_copy(model, memo)
+        chosen = {id(parameter): parameter.detach() for parameter in model.module.parameters()}
+        for name, part in model.module.named_modules():
+            if name in layers:
+                chosen |= {id(p): drawn[_join(name, own)].detach() for own, p in part.named_parameters(recurse=False)}
+        # What the memo knows is not copied but taken from it.
+        module = _deep_copy(model, {key: nn.Parameter(p, requires_grad=False) for key, p in chosen.items()})
     return TargetModel(
         module,
         spec=spec,

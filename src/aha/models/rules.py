@@ -57,4 +57,7 @@ class RuleMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return self._rules.get(func, func)(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is F.hardtanh and (kwargs.get("min_val"), kwargs.get("max_val")) == (0, 6):  # how nn.ReLU6 spells it
+            func, kwargs = F.relu6, {"inplace": kwargs["inplace"]}
+        return self._rules.get(func, func)(*args, **kwargs)

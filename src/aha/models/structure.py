@@ -38,7 +38,8 @@ class Structure:
     """The readable parts of a model for one input size.
 
     Attributes:
-        stages: spatial outputs from shallow to deep; for token transformers, the outputs of the blocks.
+        stages: spatial outputs from shallow to deep; for token transformers, what the attention of each block reads,
+            and what follows the last block.
         blocks: transformer blocks, empty unless every block attends globally over one token sequence.
         attention: ordinals, among all attention calls of a forward pass, of the blocks' attention.
         missing: capability -> why this model cannot give it.
@@ -66,6 +67,7 @@ class _Call:
     output_shape: tuple[int, ...] = ()
     in_tuple: bool = False
     is_site: bool = True
+    is_norm: bool = False
 
 
 class _Watcher:
@@ -102,6 +104,7 @@ class _Watcher:
         # A container that returns its pooling layer's output has nothing to show of its own.
         is_pooled = any(tensor is pooled for pooled in self._pooled)
         call.is_site = not is_pooled and not isinstance(module, _TRANSPARENT)
+        call.is_norm = "norm" in type(module).__name__.lower()
         self.calls.append(call)
 
 
@@ -123,7 +126,7 @@ def probe(module: nn.Module, run: Callable[[], Any], batch: int, image: tuple[in
         attention, why_no_attention = (), "its blocks do not pass on tokens as (batch, tokens, channels)"
     if not attention:
         missing |= {"attention": why_no_attention, "tokens": why_no_attention}
-    stages = blocks or _find_stages(sites)
+    stages = _find_token_stages(watcher.calls, blocks, attention) if blocks else _find_stages(sites)
     if not stages:
         missing["features"] = "no layer keeps a spatial layout"
     return Structure(stages, blocks, attention, missing)
@@ -153,6 +156,29 @@ def _find_stages(sites: list[Site]) -> tuple[Site, ...]:
     layers = {s.name: i for i, s in enumerate(sites) if s.layout.prefix and s.name.rpartition(".")[2].isdigit()}
     outermost = [i for name, i in layers.items() if not any(name.startswith(f"{other}.") for other in layers)]
     return tuple(sites[index] for index in sorted({*kept, *outermost}))
+
+
+def _find_token_stages(
+    calls: list[_Call], blocks: tuple[Site, ...], attention: tuple[int, ...]
+) -> tuple[Site, ...]:
+    """What carries places through a transformer: the normalised input of each block's attention, then the final tokens.
+
+    The blocks' own outputs will not do where a layer norm follows. It ignores the length of a token, so a gradient
+    that comes through it is orthogonal to the token, and their product, which HiResCAM takes, is rounding noise.
+    """
+    shape = next(c.output_shape for c in calls if (c.name, c.call) == (blocks[-1].name, blocks[-1].call))
+    norms = [call for call in calls if call.is_norm and call.input_shape == call.output_shape == shape]
+    before = []
+    for block, ordinal in zip(blocks, attention, strict=True):
+        inside = (n for n in norms if n.name.startswith(f"{block.name}.") and n.call == block.call)
+        if (norm := next((n for n in inside if n.attention_after == ordinal), None)) is not None:
+            before.append(Site(norm.name, norm.call, block.layout))
+    if len(before) < len(blocks):
+        before = list(blocks[:-1])  # norms follow the attention: the blocks hand on normalised tokens
+    inner = tuple(f"{block.name}." for block in blocks)
+    after = [n for n in norms if n.attention_before > attention[-1] and not n.name.startswith(inner)]
+    last = Site(after[-1].name, after[-1].call, blocks[-1].layout) if after else blocks[-1]
+    return (*before, last)
 
 
 def _find_attention(

@@ -78,6 +78,7 @@ class TargetModel:
         self._lock = lock_of(self.module)
         self._structures: dict[tuple[int, ...], Structure] = {}
         self._cam_stages: dict[tuple[int, ...], int] = {}
+        self._class_vectors: Tensor | None = None
         self._readouts: dict[tuple[int, ...], Tensor] = {}
         self._digest: tuple[object, str] = (None, "")  # of which versions of the weights, and the digest
         self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
@@ -311,6 +312,38 @@ class TargetModel:
                 trace = forward_from(records_all=True)
         return trace
 
+    def features(self, images: Tensor, stages: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+        """Maps (B, C, h, w) of the given stages and the outputs (B, K), in one pass without a graph."""
+        trace = Trace(self.score.differentiated(), self.structure(images.shape[1:]), passes=self.passes)
+        images = images.to(self.device)
+        self.passes["forward"] += len(images)
+        with self.undisturbed(), autograd(False), self._autocast():
+            tracer = Tracer(self.module, trace, with_graph=False)
+            tracer.run(lambda: self._forward(images), len(images), features=stages)
+        return [trace.features[stage] for stage in stages], trace.outputs
+
+    @property
+    def class_vectors(self) -> Tensor:
+        """The classifier's own weights (K, D), one vector per output: those of the last linear layer that is run."""
+        if self._class_vectors is None:
+            self._class_vectors = self._find_class_vectors()
+        return self._class_vectors
+
+    def _find_class_vectors(self) -> Tensor:
+        shape = (len(self.stated_preprocessing().mean), *self.stated_preprocessing().size)
+        linear = [part for part in self.module.modules() if isinstance(part, nn.Linear | nn.Conv2d)]
+        last: list[nn.Module] = []
+
+        def note(part: nn.Module, _args: Any, _output: Any) -> None:
+            last[:] = [part]
+
+        with self.undisturbed(), autograd(False), hooked((part, note) for part in linear):
+            outputs = self._forward(torch.zeros((1, *shape), device=self.device))
+        weight = getattr(last[0], "weight", None) if last else None
+        if not isinstance(weight, Tensor) or weight.shape[0] != outputs.shape[1] or weight[0].numel() != weight.shape[1]:
+            raise CapabilityError(f"{self.spec}: its outputs do not come from a linear layer, so classes have no vectors")
+        return weight.detach().flatten(1)
+
     def outputs_from_tokens(self, images: Tensor, tokens: Tensor) -> Tensor:
         """Outputs (B, K) that the model gives when its last block returns `tokens` (B, T, D); differentiable in them.
 
@@ -378,12 +411,13 @@ class TargetModel:
             raise ModelError(f"{self.spec}: state input_size, mean and std in load_model to explain pictures")
         return self.preprocessing
 
-    def check_classes(self, classes: Tensor) -> None:
+    def check_classes(self, classes: Tensor | Sequence[int]) -> None:
         """Refuses class indices that the model does not have."""
-        wrong = classes[(classes < 0) | (classes >= self.num_classes)]
-        if len(wrong):
+        indices = classes.flatten().tolist() if isinstance(classes, Tensor) else classes
+        wrong = [index for index in indices if not 0 <= index < self.num_classes]
+        if wrong:
             raise TargetError(
-                f"class {int(wrong[0])} does not exist; {self.spec} has classes 0 to {self.num_classes - 1}"
+                f"class {wrong[0]} does not exist; {self.spec} has classes 0 to {self.num_classes - 1}"
             )
 
     def _input_shape(self, size: Sequence[int] | None) -> tuple[int, int, int]:

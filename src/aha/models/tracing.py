@@ -79,7 +79,8 @@ class Trace:
 class Tracer:
     """Captures requested tensors of one forward pass so that each stays on the path to the outputs."""
 
-    def __init__(self, module: nn.Module, trace: Trace) -> None:
+    def __init__(self, module: nn.Module, trace: Trace, *, with_graph: bool = True) -> None:
+        self._on_graph = _on_graph if with_graph else torch.detach
         self._modules = dict(module.named_modules())
         self._trace = trace
         self._seen: Counter[str] = Counter()
@@ -128,14 +129,14 @@ class Tracer:
         self._hooks.append((self._modules[site.name], hook))
 
     def _keep_feature(self, index: int, raw: Tensor, site: Site) -> Tensor:
-        raw = _on_graph(raw)
+        raw = self._on_graph(raw)
         maps = site.layout.to_map(raw)
         self._trace.features[index] = maps
         # The rest of the network continues from `maps`, on a copy that in-place operations may overwrite.
         return site.layout.from_map(maps, raw)
 
     def _keep_tokens(self, raw: Tensor) -> Tensor:
-        raw = _on_graph(raw)
+        raw = self._on_graph(raw)
         self._trace.tokens.append(raw)
         return raw.clone()
 
@@ -152,7 +153,7 @@ class Tracer:
         if ordinal not in self._trace.structure.attention:
             return weights
         split = weights.view(self._batch, -1, *weights.shape[-2:])  # heads may be merged into the batch
-        split = _on_graph(split)
+        split = self._on_graph(split)
         self._trace.attention.append(split)
         return split.view(weights.shape)
 

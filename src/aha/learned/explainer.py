@@ -1,0 +1,234 @@
+"""The explainer: a frozen encoder's features and a class in, a dense map out; saved as safetensors and a config.
+
+    folder/
+      model.safetensors     decoder, and the class embedding if there is one; never the encoder
+      config.json           target and its digest, encoder, sizes, preprocessing, training settings, measured scores
+      README.md             model card
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from aha import __version__
+from aha.errors import AhaWarning, ModelError, OutputError, WeightsError
+from aha.learned.decoder import Decoder, DecoderConfig
+from aha.models import TargetModel, load_model
+from aha.models.weights import load_weights
+from aha.results import write_atomically
+
+Conditioning = Literal["head", "embedding"]
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+_LEVELS = 4
+
+
+class ExplainerWarning(AhaWarning):
+    """An explainer is used on a model that it was not trained for."""
+
+
+@dataclass(frozen=True)
+class ExplainerConfig:
+    """Everything needed to build the explainer again.
+
+    Attributes:
+        target: spec of the explained model, and the digest of its weights.
+        encoder: "target" for the explained model's own features, else a model spec such as
+            `timm:vit_large_patch16_dinov3.lvd1689m`.
+        stages: encoder stages that are read, shallow to deep.
+        conditioning: "head", the target's classifier weights, or "embedding", a learned table.
+        num_classes: of the target.
+        decoder: its sizes.
+        temperature: the final one of training, used in refinement.
+        training: settings of the run, for the record.
+        scores: measured after training, for the record.
+    """
+
+    target: str
+    target_digest: str
+    encoder: str
+    stages: tuple[int, ...]
+    conditioning: Conditioning
+    num_classes: int
+    decoder: DecoderConfig
+    temperature: float = 0.01
+    training: Mapping[str, Any] = field(default_factory=dict)
+    scores: Mapping[str, Any] = field(default_factory=dict)
+    version: str = __version__
+
+
+class Explainer(nn.Module):
+    """A trained (or fresh) explainer of one target model."""
+
+    def __init__(self, config: ExplainerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.decoder = Decoder(config.decoder)
+        self.embedding: nn.Embedding | None = None
+        if config.conditioning == "embedding":
+            self.embedding = nn.Embedding(config.num_classes, config.decoder.class_dim)
+            nn.init.normal_(self.embedding.weight, std=0.02)
+        self._encoder: TargetModel | None = None
+
+    @classmethod
+    def for_target(
+        cls,
+        target: TargetModel,
+        *,
+        encoder: str = "target",
+        conditioning: Conditioning = "head",
+        stages: Sequence[int] | None = None,
+        width: int = 64,
+        stride: int = 8,
+        class_dim: int = 256,
+    ) -> Self:
+        """A fresh explainer whose sizes fit the target and the encoder."""
+        source = target if encoder == "target" else load_model(encoder)
+        chosen = tuple(stages) if stages is not None else default_stages(source)
+        preprocessing = source.stated_preprocessing()
+        blank = torch.zeros(1, len(preprocessing.mean), *preprocessing.size, device=source.device)
+        features, _ = source.features(blank, chosen)
+        dim = target.class_vectors.shape[1] if conditioning == "head" else class_dim
+        decoder = DecoderConfig(tuple(f.shape[1] for f in features), dim, width, stride)
+        config = ExplainerConfig(
+            target.spec, target.digest, encoder, chosen, conditioning, target.num_classes, decoder
+        )
+        explainer = cls(config)
+        explainer._encoder = None if encoder == "target" else source
+        return explainer.to(target.device)
+
+    def features(self, target: TargetModel, inputs: Tensor) -> list[Tensor]:
+        """Encoder features of target inputs (B, C, H, W); a foreign encoder gets the same pixels in its own scale."""
+        if self.config.encoder == "target":
+            return target.features(inputs, self.config.stages)[0]
+        if self._encoder is None:
+            self._encoder = load_model(self.config.encoder, device=target.device)
+        pixels = target.to_pixels(inputs)
+        return self._encoder.features(self._encoder.to_inputs(pixels), self.config.stages)[0]
+
+    def class_vectors(self, target: TargetModel, classes: Tensor) -> Tensor:
+        """Vectors (B, D) that stand for the classes (B,)."""
+        if self.embedding is not None:
+            vectors: Tensor = self.embedding(classes)
+            return vectors
+        return target.class_vectors[classes].float()
+
+    def forward(self, features: Sequence[Tensor], class_vectors: Tensor, size: tuple[int, int]) -> Tensor:
+        """Maps (B, H, W)."""
+        maps: Tensor = self.decoder([f.float() for f in features], class_vectors, size)
+        return maps
+
+    def maps(self, target: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
+        """Maps (B, H, W) of target inputs in one pass (T = 0); classes of the same image share nothing but the call."""
+        self.eval()
+        with torch.no_grad():
+            size = (inputs.shape[-2], inputs.shape[-1])
+            return self(self.features(target, inputs), self.class_vectors(target, classes), size)
+
+    def check_target(self, target: TargetModel) -> None:
+        """Refuses a model of another kind, and warns of other weights: that is the out-of-distribution case."""
+        if target.num_classes != self.config.num_classes:
+            raise ModelError(
+                f"this explainer was trained for {self.config.num_classes} classes; {target.spec} has {target.num_classes}"
+            )
+        if target.digest != self.config.target_digest:
+            warnings.warn(
+                f"this explainer was trained for {self.config.target} with other weights than {target.spec} has; "
+                "refine its maps, or train one for this model",
+                ExplainerWarning,
+                stacklevel=3,
+            )
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Writes weights, config and model card; returns the folder."""
+        folder = Path(folder)
+        state = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
+        content = {
+            WEIGHTS: save(state),
+            CONFIG: json.dumps(asdict(self.config), indent=1).encode(),
+            CARD: model_card(self.config).encode(),
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, data in content.items():
+                write_atomically(folder / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
+        except OSError as error:
+            raise OutputError(f"cannot write the explainer to {folder}: {error.strerror or error}") from error
+        return folder
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> Self:
+        """An explainer from a folder, or from a repository of the Hugging Face hub."""
+        folder = Path(source) if Path(source).is_dir() else _download(str(source))
+        try:
+            config = _read_config(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+            weights = load_file(folder / WEIGHTS)
+        except FileNotFoundError as error:
+            raise ModelError(f"{folder} is not an explainer: it has no {Path(str(error.filename)).name}") from None
+        except (ValueError, TypeError, KeyError, SafetensorError) as error:
+            raise WeightsError(f"the explainer in {folder} cannot be read: {error}") from None
+        explainer = cls(config)
+        load_weights(explainer, {k: v.float() if v.is_floating_point() else v for k, v in weights.items()}, str(folder))
+        return explainer.to(device).eval()
+
+    def push_to_hub(self, repository: str, *, private: bool = False) -> str:
+        """Uploads the explainer to the Hugging Face hub; returns the address of the commit."""
+        import tempfile
+
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            api.create_repo(repository, private=private, exist_ok=True)
+            return str(api.upload_folder(repo_id=repository, folder_path=folder))
+
+
+def default_stages(encoder: TargetModel) -> tuple[int, ...]:
+    """Four stages: the deepest of a pyramid, or evenly spaced blocks of a transformer ending with the last."""
+    structure = encoder.structure()
+    count = len(structure.stages)
+    if structure.blocks:
+        return tuple(round((i + 1) * count / _LEVELS) - 1 for i in range(_LEVELS)) if count >= _LEVELS else tuple(range(count))
+    return tuple(range(max(0, count - _LEVELS), count))
+
+
+def model_card(config: ExplainerConfig) -> str:
+    """A README that says what the explainer explains and how well."""
+    scores = "\n".join(f"- {name}: {value}" for name, value in config.scores.items()) or "- not measured"
+    return (
+        f"---\nlibrary_name: aha-attribution\ntags: [explainability, attribution]\n---\n\n"
+        f"# Explainer of `{config.target}`\n\n"
+        f"Amortized Hybrid Attribution: which pixels `{config.target}` (weights digest `{config.target_digest}`) relies on, "
+        f"in one forward pass. Encoder: `{config.encoder}`; class conditioning: {config.conditioning}.\n\n"
+        f"## Measured\n\n{scores}\n\n## Use\n\n```python\nimport aha\n\nmodel = aha.load_model({config.target!r})\n"
+        f"aha.explain(model, 'picture.jpg', \"aha('FOLDER_OR_REPOSITORY')\")\n```\n"
+    )
+
+
+def _read_config(found: dict[str, Any]) -> ExplainerConfig:
+    """Strict: unknown or missing entries are errors."""
+    known = {f.name for f in fields(ExplainerConfig)}
+    if unknown := found.keys() - known:
+        raise ValueError(f"unknown entries in {CONFIG}: {', '.join(sorted(unknown))}")
+    decoder = DecoderConfig(**{**found["decoder"], "channels": tuple(found["decoder"]["channels"])})
+    return ExplainerConfig(**{**found, "decoder": decoder, "stages": tuple(found["stages"])})
+
+
+def _download(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=[WEIGHTS, CONFIG, CARD]))
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(f"no explainer at {repository}: not a folder, and the hub says: {reason}") from error

