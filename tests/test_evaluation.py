@@ -69,7 +69,12 @@ def test_csv_with_labels_masks_and_boxes(photos: Path, tmp_path: Path) -> None:
     mask = np.zeros((70, 90), dtype=np.uint8)
     mask[20:50, 30:60] = 1
     Image.fromarray(mask).save(photos / "mask.bmp")
-    lines = ["file,label,mask,x0,y0,x1,y1", "a.png,3,mask.bmp,30,20,60,50", "a.png,3,mask.bmp,0,0,5,5", "b.png,4,mask.bmp,40,30,50,40"]
+    lines = [
+        "file,label,mask,x0,y0,x1,y1",
+        "a.png,3,mask.bmp,30,20,60,50",
+        "a.png,3,mask.bmp,0,0,5,5",
+        "b.png,4,mask.bmp,40,30,50,40",
+    ]
     listing = photos / "list.csv"
     listing.write_text("\n".join(lines))
     found = find_labelled([listing])
@@ -79,6 +84,18 @@ def test_csv_with_labels_masks_and_boxes(photos: Path, tmp_path: Path) -> None:
         "--target", "label", "--out", out)  # fmt: skip
     assert {row["target"] for row in rows(out)} == {"3", "4"}
     assert {"pixel_accuracy", "energy_in_box"} <= {row["metric"] for row in rows(out)}
+
+
+def test_grid_protocol_builds_mosaics(photos: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (50, 50), "blue").save(photos / "d.png")
+    listing = photos / "list.csv"
+    listing.write_text("file,label\n" + "".join(f"{name}.png,{i}\n" for i, name in enumerate("abcd")))
+    out = tmp_path / "out"
+    run(listing, *MODEL, "--metrics", "grid", "--method", "center_map", "--out", out)
+    assert len({row["target"] for row in rows(out)}) == 4
+    assert {"grid_pointing", "region_attribution"} <= {row["metric"] for row in rows(out)}
+    result = run(photos, *MODEL, "--metrics", "grid", "--method", "gradient", "--out", tmp_path / "other", code=1)
+    assert "images with labels" in result.output
 
 
 def test_maps_saved_by_explain(photos: Path, tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from aha.methods import METHODS, list_methods
+from aha.metrics import METRICS
 from aha.models import list_sources, load_model
 from aha.models.sources import SOURCES
+from aha.protocols import PROTOCOLS
 from aha.scores import SCORES
 from aha.spec import Spec
 
@@ -57,6 +59,34 @@ def methods(model: str | None = None) -> list[Entry]:
     """All methods, or those that work on a model; its weights do not matter for that and are not fetched."""
     names = list_methods(None if model is None else load_model(model, pretrained=False))
     return [_describe_method(name) for name in names]
+
+
+def metrics() -> list[Entry]:
+    """All metrics."""
+    found = [METRICS[name] for name in METRICS]
+    return [
+        Entry(
+            cls.name,
+            "metric",
+            sorted(cls.needs),
+            summary=first_line(cls),
+            details={
+                "citation": cls.citation,
+                "columns": dict(cls.columns),
+                "parameters": {parameter.name: _default(parameter) for parameter in fields(cls)},
+            },
+        )
+        for cls in found
+    ]
+
+
+def protocols() -> list[Entry]:
+    """All named protocols, with every choice in full."""
+    found = [PROTOCOLS[name] for name in PROTOCOLS]
+    return [
+        Entry(p.name, "protocol", sorted(p.needs), summary=p.note, details={"metrics": [str(m) for m in p.metrics]})
+        for p in found
+    ]
 
 
 def scores() -> list[Entry]:
@@ -113,4 +143,6 @@ def _default(parameter: Field[Any]) -> Any:
     value = parameter.default if parameter.default_factory is MISSING else parameter.default_factory()
     if value is MISSING:
         return None
+    if isinstance(value, tuple):
+        return [str(element) if isinstance(element, Spec) else element for element in value]
     return str(value) if isinstance(value, Spec) else value

@@ -15,9 +15,12 @@ from PIL import Image
 from aha import gallery, render
 from aha.api import explain_batch
 from aha.batches import iter_batches
+from aha.cards import Card, CardMaker
 from aha.errors import MissingExtra, OutputError
 from aha.explanation import Explanation, Subject
 from aha.methods import load_method
+from aha.metrics import Sample
+from aha.metrics.ins_del import InsDel
 from aha.models import load_model
 from aha.results import MANIFEST, check_writable, write_atomically
 
@@ -41,6 +44,7 @@ METHODS = {
 }
 """Methods of the demo, and how to read each of them."""
 
+PROTOCOL = InsDel(steps=10)  # coarse: the demo shall take a minute
 TARGET = "top2"  # the top class and its closest rival
 INDEX, SHEET = "index.html", "sheet.jpg"
 _SHEET_CELL = 176
@@ -94,13 +98,19 @@ def run_demo(
     model = load_model(MODEL, device=device, batch_size=batch_size)
     rows: list[list[Explanation]] = []
     pages: list[gallery.Photograph] = []
+    maker = CardMaker(model, protocol=PROTOCOL, seed=seed)
     for name, batch in zip(names, iter_batches(model, paths, batch_size=1), strict=True):
         rows.append([])
+        cards: list[Card] = []
+        sample = Sample(model, batch.subjects[0].name, batch.inputs[0].to(model.device))
         for method in methods:
-            rows[-1].append(explain_batch(model, batch, load_method(method), TARGET, seed=seed))
-            manifest = rows[-1][-1].save(out)
+            found = explain_batch(model, batch, load_method(method), TARGET, seed=seed)
+            rows[-1].append(found)
+            cards.append(maker.card(sample, int(found.targets[0]), found.maps[0], found.method))
+            manifest = found.save(out)
             on_progress(1)
-        pages.append(gallery.photograph(PHOTOGRAPHS[name], rows[-1], gallery.predictions(model, batch.inputs)))
+        predicted = gallery.predictions(model, batch.inputs)
+        pages.append(gallery.photograph(PHOTOGRAPHS[name], rows[-1], predicted, cards))
     seconds = time.perf_counter() - start
     page = gallery.Gallery(
         title="Which pixels does the network rely on?",

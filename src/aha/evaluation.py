@@ -15,14 +15,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aha.errors import OutputError
+from aha.errors import MetricError, OutputError
+from aha.images import read_image
 from aha.labelled import LabelledImage, Lazy, SavedMap, read_mask
 from aha.methods import Method, check_fit
 from aha.models import TargetModel
+from aha.mosaics import build_mosaics
 from aha.protocols import Protocol
 from aha.results import check_writable, versions, write_atomically
 from aha.score_table import Row, Scores
-from aha.scoring import check_truth, evaluate
+from aha.scoring import Truth, check_truth, evaluate
 
 SCORES, SUMMARY, RECORD = "scores.csv", "summary.csv", "evaluation.json"
 
@@ -54,7 +56,11 @@ class EvaluationRun:
         self._target, self._seed = target, seed
         masks = [image.mask for image in images]
         self._has_masks, self._has_boxes = all(masks) and bool(masks), any(image.boxes for image in images)
-        check_truth(self._protocols, masks if self._has_masks else None, [()] if self._has_boxes else None)
+        self._on_mosaics = any("grid" in protocol.needs for protocol in protocols)
+        if self._on_mosaics:
+            self._check_mosaics(maps)
+        else:
+            check_truth(self._protocols, Truth(masks if self._has_masks else None, [()] if self._has_boxes else None))
         self.scores = Scores(protocols=self._protocols, model=model.spec)
         self._recall()
         self._methods = list(methods)
@@ -64,13 +70,18 @@ class EvaluationRun:
 
     @property
     def pending(self) -> int:
-        """Number of images, counted once per method, that are still to be judged."""
+        """Number of images, counted once per method, that are still to be judged; of methods, for mosaics."""
+        if self._on_mosaics:
+            return len(self._unfinished_methods())
         own = sum(len(self._unfinished(str(method), self._images)) for method in self._methods)
         return own + sum(len(self._unfinished(name, self._images_of(maps))) for name, maps in self._maps.items())
 
     def run(self, batch_size: int, on_progress: Callable[[int], None] = lambda count: None) -> None:
         """Judges what is pending, one batch of images at a time; whatever ends it, the files hold what is done."""
         try:
+            if self._on_mosaics:
+                self._judge_mosaics(on_progress)
+                return
             for start in range(0, len(self._images), batch_size):
                 part = self._images[start : start + batch_size]
                 for method in self._methods:
@@ -82,6 +93,32 @@ class EvaluationRun:
         finally:
             if self.scores.rows or self.scores.failures:
                 self._write()
+
+    def _judge_mosaics(self, on_progress: Callable[[int], None]) -> None:
+        """Quads of the labelled images, each used once; whole methods are the unit of resuming."""
+
+        def picture(index: int) -> tuple[Any, int]:
+            image = self._images[index]
+            assert image.label is not None
+            return read_image(image.path), image.label
+
+        pictures: Any = Lazy(len(self._images), picture)
+        mosaics = list(build_mosaics(self._model, pictures, count=len(self._images) // 4, seed=self._seed))
+        for method in self._unfinished_methods():
+            self.scores.extend(evaluate(self._model, mosaics, method, self._protocols, seed=self._seed))
+            self._write()
+            on_progress(1)
+
+    def _unfinished_methods(self) -> list[Method]:
+        return [method for method in self._methods if str(method) not in {row.method for row in self.scores.rows}]
+
+    def _check_mosaics(self, maps: Sequence[SavedMap]) -> None:
+        if not all("grid" in protocol.needs for protocol in self._protocols):
+            raise MetricError("grid protocols judge mosaics made of the images; give them a run of their own")
+        if maps or len(self._images) < 4 or self._labels(self._images) is None:
+            raise MetricError(
+                "mosaics need methods (not saved maps) and at least 4 images with labels, from a CSV file"
+            )
 
     def _judge(self, images: Sequence[LabelledImage], method: Method, on_progress: Callable[[int], None]) -> None:
         if images:

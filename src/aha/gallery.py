@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 from torch import Tensor
 
+from aha.cards import Card
 from aha.colours import DIVERGING, SEQUENTIAL, is_signed, lookup_table, scale_of
 from aha.explanation import Explanation, Subject
 from aha.models import TargetModel
@@ -54,11 +55,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class ExplainedClass:
-    """A class of a photograph with its cells, one per method."""
+    """A class of a photograph with its cells, one per method, and what was measured of the first, in words."""
 
     label: str
     score: float
     cells: Sequence[Cell]
+    measured: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,23 +120,32 @@ class Gallery:
     seconds: float
 
 
-def photograph(title: str, explanations: Sequence[Explanation], predicted: Sequence[Prediction]) -> Photograph:
+def photograph(
+    title: str, explanations: Sequence[Explanation], predicted: Sequence[Prediction], cards: Sequence[Card] = ()
+) -> Photograph:
     """A photograph's part of the page.
 
     Args:
         title: what the photograph shows.
         explanations: of this one photograph, one per method, all for the same classes.
         predicted: the model's best classes, best first.
+        cards: faithfulness cards of the first class, one per method.
     """
     first = explanations[0]
-    classes = [
-        ExplainedClass(
-            first.labels[index],
-            float(first.scores[index]),
-            [_cell(explanation, index) for explanation in explanations],
+    classes = []
+    for index in range(len(first)):
+        known = cards if index == 0 else ()
+        cells = [_cell(explanation, index) for explanation in explanations]
+        cells = (
+            [
+                replace(cell, notes=[f"Ins-Del {card.curves.ins_del:.2f}"])
+                for cell, card in zip(cells, known, strict=True)
+            ]
+            if known
+            else cells
         )
-        for index in range(len(first))
-    ]
+        measured = f"{first.method}: {known[0].sentence}" if known else ""
+        classes.append(ExplainedClass(first.labels[index], float(first.scores[index]), cells, measured))
     subject = first.subjects[0]
     seen = embedded(subject.image.crop(window(subject)))
     return Photograph(title, embedded(subject.image), seen, _frame(subject), predicted, classes)

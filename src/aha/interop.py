@@ -28,9 +28,7 @@ class CaptumAttribution:
     @overload
     def attribute(self, inputs: tuple[Tensor], target: int | Tensor | None = None) -> tuple[Tensor]: ...
 
-    def attribute(
-        self, inputs: Tensor | tuple[Tensor], target: int | Tensor | None = None
-    ) -> Tensor | tuple[Tensor]:
+    def attribute(self, inputs: Tensor | tuple[Tensor], target: int | Tensor | None = None) -> Tensor | tuple[Tensor]:
         """Attributions of the shape of `inputs` (B, C, H, W); their sum over channels is the map.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from aha.metrics import Case, Metric, Sample
 from aha.metrics.curves import CurveMetric
 from aha.models import TargetModel, load_model
 from aha.models.memory import Chunks
+from aha.mosaics import Cell, Mosaic
 from aha.preprocessing import Geometry
 from aha.protocols import Protocol, load_protocols
 from aha.score_table import CurveRow, Failure, Row, Scores
@@ -50,7 +51,7 @@ def evaluate(
 
     Args:
         model: as in `aha.explain`.
-        images: as in `aha.explain`.
+        images: as in `aha.explain`; or mosaics from `aha.mosaics`, whose classes are then all explained.
         maps_or_methods: method texts; or maps, one per image and class in the order of `targets`, at the size of the
             model input or of the original image; or a mapping from names to such maps.
         metrics: protocol names (`"quick"`, `"aha"`, `"rise"`, ...) or metric texts (`"deletion(steps=32)"`).
@@ -67,18 +68,25 @@ def evaluate(
     """
     model = load_model(model)
     protocols = tuple(load_protocols(metrics))
-    sources = _sources(maps_or_methods, model, seed, protocols)
-    check_truth(protocols, masks, boxes)
+    mosaics = _mosaics(images)
+    if mosaics is not None:
+        images = torch.stack([mosaic.inputs(model) for mosaic in mosaics])
+        targets = [list(mosaic.cells) for mosaic in mosaics]
+    truth = Truth(masks, boxes, None if mosaics is None else [mosaic.cells for mosaic in mosaics])
+    check_truth(protocols, truth)
+    total, first = count_images(images), 0
+    sources = _sources(maps_or_methods, model, seed, protocols, total)
     scores = Scores(protocols=protocols, model=model.spec)
     chunks = Chunks(batch_size or model.chunks.size)
-    total, first = count_images(images), 0
 
     def on_error(name: str, error: ImageError) -> None:
         scores.failures.append(Failure(name, "", "", str(error)))
 
     for batch in iter_batches(model, images, chunks.size, labels, on_error):
-        samples, outputs = _samples(model, batch, masks, boxes, first, scores.failures)
-        chosen = resolve_targets(targets, model, outputs, batch.labels, first=first, total=total)
+        positions = batch.positions or list(range(first, first + len(batch.inputs)))
+        samples, outputs = _samples(model, batch, truth, positions, scores.failures)
+        chosen = resolve_targets(targets, model, outputs, batch.labels, positions=positions, total=total)
+        batch = replace(batch, positions=positions)
         for source in sources:
             for case in source.cases(batch, samples, outputs, chosen, scores.failures):
                 _judge(case, protocols, scores)
@@ -88,22 +96,35 @@ def evaluate(
     return scores
 
 
+@dataclass(frozen=True)
+class Truth:
+    """What is known about the images, one entry each, in the caller's order."""
+
+    masks: Sequence[Any] | None = None
+    boxes: Sequence[Any] | None = None
+    cells: Sequence[dict[int, Cell]] | None = None
+
+
+def _mosaics(images: Images) -> list[Mosaic] | None:
+    given = [images] if isinstance(images, Mosaic) else images
+    if not isinstance(given, list | tuple) or not any(isinstance(image, Mosaic) for image in given):
+        return None
+    if not all(isinstance(image, Mosaic) for image in given):
+        raise ImageError("mosaics and other pictures cannot be evaluated together")
+    return list(given)
+
+
 def _samples(
-    model: TargetModel,
-    batch: Batch,
-    masks: Sequence[Any] | None,
-    boxes: Sequence[Any] | None,
-    first: int,
-    failures: list[Failure],
+    model: TargetModel, batch: Batch, truth: Truth, positions: Sequence[int], failures: list[Failure]
 ) -> tuple[list[Sample], Tensor]:
     """The batch's images with their truth at model resolution, and their outputs (B, K), asked for once."""
     inputs = batch.inputs.to(model.device)
     outputs = model.outputs(inputs)
     samples = []
-    for i, subject in enumerate(batch.subjects):
+    for i, (position, subject) in enumerate(zip(positions, batch.subjects, strict=True)):
         mask = ignore = None
         try:
-            mask, ignore = _mask(masks, first + i, subject.geometry, subject.name)
+            mask, ignore = _mask(truth.masks, position, subject.geometry, subject.name)
         except MetricError as error:  # the metrics that need the mask will miss it; the others go on
             failures.append(Failure(subject.name, "", "", str(error)))
         sample = Sample(
@@ -113,7 +134,8 @@ def _samples(
             label=None if batch.labels is None else int(batch.labels[i]),
             mask=None if mask is None else mask.to(model.device),
             ignore=None if ignore is None else ignore.to(model.device),
-            boxes=_boxes(boxes, first + i, subject.geometry, subject.name),
+            boxes=_boxes(truth.boxes, position, subject.geometry, subject.name),
+            cells=None if truth.cells is None else truth.cells[position],
         )
         sample.know_clean(outputs[i])
         samples.append(sample)
@@ -152,13 +174,17 @@ def _boxes(boxes: Sequence[Any] | None, index: int, geometry: Geometry, name: st
     return geometry.boxes_to_model(found)
 
 
-def check_truth(protocols: Sequence[Protocol], masks: Sequence[Any] | None, boxes: Sequence[Any] | None) -> None:
+def check_truth(protocols: Sequence[Protocol], truth: Truth) -> None:
     """Refuses a protocol whose truth is missing before anything is computed."""
+    advice = {
+        "mask": (truth.masks, "masks; pass masks=, one per image"),
+        "boxes": (truth.boxes, "boxes; pass boxes=, one list per image"),
+        "grid": (truth.cells, "mosaics; build them with aha.mosaics.build_mosaics"),
+    }
     for protocol in protocols:
-        for need, given in (("mask", masks), ("boxes", boxes)):
+        for need, (given, text) in advice.items():
             if need in protocol.needs and given is None:
-                names = {"mask": "masks", "boxes": "boxes"}
-                raise MetricError(f"protocol {protocol.name} needs {names[need]}; pass {names[need]}=, one per image")
+                raise MetricError(f"protocol {protocol.name} needs {text}")
 
 
 def _judge(case: Case, protocols: Sequence[Protocol], scores: Scores) -> None:
@@ -229,7 +255,9 @@ class _MethodSource:
     ) -> Iterator[Case]:
         before, start = self.model.passes.copy(), time.perf_counter()
         try:
-            found = explain_batch(self.model, batch, self.method, chosen, seed=self.seed, outputs=outputs)
+            # The classes are resolved already, in the order of the batch.
+            plain = replace(batch, positions=None)
+            found = explain_batch(self.model, plain, self.method, chosen, seed=self.seed, outputs=outputs)
         except AhaError as error:
             failures += [Failure(sample.name, str(self.method), "", str(error)) for sample in samples]
             return
@@ -256,12 +284,16 @@ class _MapSource:
     name: str
     maps: Sequence[Any]
     seed: int
+    one_each: bool  # one map per image: its place is the image's, also where images before it cannot be read
     used: int = 0
 
     def cases(
         self, batch: Batch, samples: list[Sample], outputs: Tensor, chosen: list[list[int]], failures: list[Failure]
     ) -> Iterator[Case]:
-        for subject, sample, targets in zip(batch.subjects, samples, chosen, strict=True):
+        for position, subject, sample, targets in zip(
+            batch.positions or (), batch.subjects, samples, chosen, strict=True
+        ):
+            self.used = position if self.one_each else self.used
             for target in targets:
                 if self.used >= len(self.maps):
                     raise MetricError(f"{len(self.maps)} maps of {self.name} are too few; {sample.name} has none")
@@ -288,7 +320,7 @@ def _fitted(values: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _sources(
-    given: Any, model: TargetModel, seed: int, protocols: Sequence[Protocol]
+    given: Any, model: TargetModel, seed: int, protocols: Sequence[Protocol], total: int | None
 ) -> list[_MethodSource | _MapSource]:
     """What is to be judged, checked before anything is computed."""
     if isinstance(given, str | Method):
@@ -303,7 +335,8 @@ def _sources(
     if any("method" in protocol.needs for protocol in protocols):
         raise MetricError("this protocol explains again, which needs a method; maps alone are not enough")
     named: Mapping[str, Any] = given if isinstance(given, Mapping) else {"maps": given}
-    return [_MapSource(name, _as_list(maps, name), seed) for name, maps in named.items()]
+    lists = {name: _as_list(maps, name) for name, maps in named.items()}
+    return [_MapSource(name, maps, seed, one_each=len(maps) == total) for name, maps in lists.items()]
 
 
 def _as_list(maps: Any, name: str) -> Sequence[Any]:

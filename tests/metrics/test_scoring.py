@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import aha
 from aha.errors import CapabilityError, MetricError, MissingExtra, OutputError, SpecError, UnknownName
+from aha.mosaics import build_mosaics
 from aha.protocols import PROTOCOLS, load_protocols
 from aha.score_table import Row, Scores, student_quantile, summarise
 from fakes import tiny_vit
@@ -136,6 +137,31 @@ def test_a_bad_image_or_map_does_not_stop_the_others(model, tmp_path: Path) -> N
     scores = aha.evaluate(model, torch.rand(3, 3, 32, 32), maps, QUICK)
     assert {row.image for row in scores.rows} == {"image-1"}
     assert [failure.image for failure in scores.failures] == ["image-0", "image-2"]
+
+
+def test_truth_stays_with_its_image_when_another_cannot_be_read(tmp_path: Path) -> None:
+    model = aha.load_model(tiny_vit(), input_size=32, mean=[0.5] * 3, std=[0.5] * 3, fit="squash")
+    (tmp_path / "a.png").write_text("no picture")
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "b.png")
+    masks = [np.zeros((32, 32), dtype=np.uint8) for _ in range(2)]
+    masks[1][:8, :8] = 1
+    maps = [torch.zeros(32, 32) for _ in range(2)]
+    maps[1][:8, :8] = 1
+    scores = aha.evaluate(model, tmp_path, maps, "pointing_game", masks=masks, labels=None)
+    both = aha.evaluate(model, [tmp_path / "a.png", tmp_path / "b.png"], maps, "pointing_game", masks=masks)
+    assert [row.value for row in both.rows] == [1.0]
+    assert scores.failures[0].image.endswith("a.png")
+
+
+def test_mosaics_are_judged_for_each_of_their_classes(model) -> None:
+    generator = np.random.default_rng(0)
+    pictures = [(Image.fromarray(generator.integers(0, 255, (20, 20, 3), dtype=np.uint8)), i % 4) for i in range(8)]
+    mosaics = list(build_mosaics(model, pictures, count=2))
+    scores = aha.evaluate(model, mosaics, "center_map", "grid")
+    found = scores.values("center_map", "grid_pointing")
+    assert len(found) == 2 * 4 and found == pytest.approx([0.25] * 8, abs=1e-3)  # the centre is nobody's cell
+    with pytest.raises(MetricError, match="needs mosaics"):
+        aha.evaluate(model, torch.rand(1, 3, 32, 32), "gradient", "grid")
 
 
 def test_failing_metrics_are_recorded(model, images) -> None:

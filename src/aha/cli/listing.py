@@ -1,4 +1,4 @@
-"""`aha list`: models, methods and scores."""
+"""`aha list`: models, methods, metrics, protocols and scores."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class Kind(StrEnum):
 
     MODELS = "models"
     METHODS = "methods"
+    METRICS = "metrics"
+    PROTOCOLS = "protocols"
     SCORES = "scores"
 
 
@@ -33,7 +35,7 @@ def list_things(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """List models, methods or scores."""
+    """List models, methods, metrics, protocols or scores."""
     if source is not None and kind is not Kind.MODELS:
         raise typer.BadParameter("only models have a source", param_hint="--source")
     if model is not None and kind is not Kind.METHODS:
@@ -46,7 +48,12 @@ def list_things(
         elif kind is Kind.METHODS:
             entries = catalogue.methods(model)
         else:
-            entries = catalogue.scores()
+            listed = {
+                Kind.METRICS: catalogue.metrics,
+                Kind.PROTOCOLS: catalogue.protocols,
+                Kind.SCORES: catalogue.scores,
+            }
+            entries = listed[kind]()
         entries = [entry for entry in entries if catalogue.matches(entry.name, pattern)]
         if json:
             print_json([entry.as_dict() for entry in entries])

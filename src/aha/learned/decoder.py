@@ -112,7 +112,9 @@ class Decoder(nn.Module):
         drawn = self.head(fused)  # (B, 1, h, w)
         if self.config.starts_from_evidence and features[-1].shape[1] == class_vectors.shape[1]:
             evidence = class_evidence(features[-1], class_vectors)[:, None]
-            drawn = drawn + self.evidence_gain * F.interpolate(evidence, drawn.shape[-2:], mode="bilinear", align_corners=False)
+            drawn = drawn + self.evidence_gain * F.interpolate(
+                evidence, drawn.shape[-2:], mode="bilinear", align_corners=False
+            )
         return F.interpolate(drawn, size=size, mode="bilinear", align_corners=False)[:, 0]
 
     def _grid(self, size: tuple[int, int], index: int) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """The explainer: a frozen encoder's features and a class in, a dense map out; saved as safetensors and a config.
 
-    folder/
-      model.safetensors     decoder, and the class embedding if there is one; never the encoder
-      config.json           target and its digest, encoder, sizes, preprocessing, training settings, measured scores
-      README.md             model card
+folder/
+  model.safetensors     decoder, and the class embedding if there is one; never the encoder
+  config.json           target and its digest, encoder, sizes, preprocessing, training settings, measured scores
+  README.md             model card
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ class Explainer(nn.Module):
         features, _ = source.features(blank, chosen)
         dim = target.class_vectors.shape[1] if conditioning == "head" else class_dim
         decoder = DecoderConfig(tuple(f.shape[1] for f in features), dim, width, stride)
-        config = ExplainerConfig(
-            target.spec, target.digest, encoder, chosen, conditioning, target.num_classes, decoder
-        )
+        config = ExplainerConfig(target.spec, target.digest, encoder, chosen, conditioning, target.num_classes, decoder)
         explainer = cls(config)
         explainer._encoder = None if encoder == "target" else source
         return explainer.to(target.device)
@@ -198,7 +196,11 @@ def default_stages(encoder: TargetModel) -> tuple[int, ...]:
     structure = encoder.structure()
     count = len(structure.stages)
     if structure.blocks:
-        return tuple(round((i + 1) * count / _LEVELS) - 1 for i in range(_LEVELS)) if count >= _LEVELS else tuple(range(count))
+        return (
+            tuple(round((i + 1) * count / _LEVELS) - 1 for i in range(_LEVELS))
+            if count >= _LEVELS
+            else tuple(range(count))
+        )
     return tuple(range(max(0, count - _LEVELS), count))
 
 

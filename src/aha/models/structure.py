@@ -158,9 +158,7 @@ def _find_stages(sites: list[Site]) -> tuple[Site, ...]:
     return tuple(sites[index] for index in sorted({*kept, *outermost}))
 
 
-def _find_token_stages(
-    calls: list[_Call], blocks: tuple[Site, ...], attention: tuple[int, ...]
-) -> tuple[Site, ...]:
+def _find_token_stages(calls: list[_Call], blocks: tuple[Site, ...], attention: tuple[int, ...]) -> tuple[Site, ...]:
     """What carries places through a transformer: the normalised input of each block's attention, then the final tokens.
 
     The blocks' own outputs will not do where a layer norm follows. It ignores the length of a token, so a gradient

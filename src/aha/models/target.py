@@ -340,8 +340,14 @@ class TargetModel:
         with self.undisturbed(), autograd(False), hooked((part, note) for part in linear):
             outputs = self._forward(torch.zeros((1, *shape), device=self.device))
         weight = getattr(last[0], "weight", None) if last else None
-        if not isinstance(weight, Tensor) or weight.shape[0] != outputs.shape[1] or weight[0].numel() != weight.shape[1]:
-            raise CapabilityError(f"{self.spec}: its outputs do not come from a linear layer, so classes have no vectors")
+        if (
+            not isinstance(weight, Tensor)
+            or weight.shape[0] != outputs.shape[1]
+            or weight[0].numel() != weight.shape[1]
+        ):
+            raise CapabilityError(
+                f"{self.spec}: its outputs do not come from a linear layer, so classes have no vectors"
+            )
         return weight.detach().flatten(1)
 
     def outputs_from_tokens(self, images: Tensor, tokens: Tensor) -> Tensor:
@@ -416,9 +422,7 @@ class TargetModel:
         indices = classes.flatten().tolist() if isinstance(classes, Tensor) else classes
         wrong = [index for index in indices if not 0 <= index < self.num_classes]
         if wrong:
-            raise TargetError(
-                f"class {wrong[0]} does not exist; {self.spec} has classes 0 to {self.num_classes - 1}"
-            )
+            raise TargetError(f"class {wrong[0]} does not exist; {self.spec} has classes 0 to {self.num_classes - 1}")
 
     def _input_shape(self, size: Sequence[int] | None) -> tuple[int, int, int]:
         """(C, H, W) from itself, from (H, W), or from what is stated."""
