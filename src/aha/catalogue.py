@@ -84,8 +84,7 @@ def protocols() -> list[Entry]:
     """All named protocols, with every choice in full."""
     found = [PROTOCOLS[name] for name in PROTOCOLS]
     return [
-        Entry(p.name, "protocol", sorted(p.needs), summary=p.note, details={"metrics": [str(m) for m in p.metrics]})
-        for p in found
+        Entry(p.name, "protocol", sorted(p.needs), p.note, {"metrics": [m.in_full() for m in p.metrics]}) for p in found
     ]
 
 

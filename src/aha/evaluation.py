@@ -169,7 +169,7 @@ class EvaluationRun:
         return {
             "model": self._model.spec,
             "model_digest": self._model.digest,
-            "protocols": {p.name: [str(metric) for metric in p.metrics] for p in self._protocols},
+            "protocols": {p.name: [metric.in_full() for metric in p.metrics] for p in self._protocols},
             "target": self._target,
             "seed": self._seed,
             "score": self._model.score.name,

@@ -36,6 +36,11 @@ class Spec:
                 raise SpecError(f"{self.name}: {field.name} must be {_describe(hints[field.name])}, not {_show(value)}")
             object.__setattr__(self, field.name, fitted)
 
+    def in_full(self) -> str:
+        """The text with every field written out, defaults included: a record that later defaults cannot change."""
+        parts = ", ".join(f"{field.name}={_show(getattr(self, field.name), in_full=True)}" for field in fields(self))
+        return f"{self.name}({parts})" if parts else self.name
+
     def __str__(self) -> str:
         parts = []
         positional = True  # leading spec and path fields are written without their names
@@ -132,11 +137,11 @@ def _is_default(field: Field[Any], value: Any) -> bool:
     return bool(type(default) is type(value) and default == value)
 
 
-def _show(value: Any) -> str:
+def _show(value: Any, in_full: bool = False) -> str:
     if isinstance(value, Spec):
-        return str(value)
+        return value.in_full() if in_full else str(value)
     if isinstance(value, tuple):
-        inner = ", ".join(_show(element) for element in value)
+        inner = ", ".join(_show(element, in_full) for element in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     return repr(value)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import aha
 from aha.errors import CapabilityError, MetricError, MissingExtra, OutputError, SpecError, UnknownName
+from aha.metrics import load_metric
 from aha.mosaics import build_mosaics
 from aha.protocols import PROTOCOLS, load_protocols
 from aha.score_table import Row, Scores, student_quantile, summarise
@@ -253,3 +254,10 @@ def test_card_says_what_removing_pixels_does(model, images) -> None:
     assert card.curves.deletion[0] == pytest.approx(float(found.scores[0]), abs=1e-5)
     assert f"from {float(found.scores[0]):.2f} to {card.curves.deletion[2]:.2f}" in card.sentence
     assert f"random pixels: to {card.floors['random_map'].deletion[2]:.2f}" in card.sentence
+
+
+def test_protocols_in_full_rebuild_themselves() -> None:
+    for name in PROTOCOLS:
+        for chosen in PROTOCOLS[name].metrics:
+            assert load_metric(chosen.in_full()) == chosen
+    assert "ties='random'" in PROTOCOLS["aha"].metrics[0].in_full()

@@ -7,9 +7,11 @@
     refinement head: depthwise-separable and full 3x3 convolutions, then one channel
     bilinear to (H, W)
 
-Two things differ from the paper, by choice. The class also *scales* features (the paper's concatenation only shifts
-them), because with the classifier's own weights as class vectors the product is what carries the evidence. And the map
-starts from the class evidence of the deepest features, so that training refines an explanation instead of inventing it.
+Three things differ from the paper, by choice. Group normalisation replaces batch normalisation: an image's map depends
+on that image alone, in training, in refinement and on any number of processes. The class also *scales* features (the
+paper's concatenation only shifts them), because with the classifier's own weights as class vectors the product is what
+carries the evidence. And the map starts from the class evidence of the deepest features, so that training refines an
+explanation instead of inventing it.
 """
 
 from __future__ import annotations
@@ -89,10 +91,10 @@ class Decoder(nn.Module):
         self.head = nn.Sequential(
             nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False),
             nn.Conv2d(width, width, 1, bias=False),
-            nn.BatchNorm2d(width),
+            nn.GroupNorm(8, width),
             nn.GELU(),
             nn.Conv2d(width, width // 2, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width // 2),
+            nn.GroupNorm(8, width // 2),
             nn.GELU(),
             nn.Conv2d(width // 2, 1, 1),
         )

@@ -130,13 +130,13 @@ class Explainer(nn.Module):
         self.eval()
         with torch.no_grad():
             size = (inputs.shape[-2], inputs.shape[-1])
-            return self(self.features(target, inputs), self.class_vectors(target, classes), size)
+            return self.forward(self.features(target, inputs), self.class_vectors(target, classes), size)
 
     def check_target(self, target: TargetModel) -> None:
         """Refuses a model of another kind, and warns of other weights: that is the out-of-distribution case."""
         if target.num_classes != self.config.num_classes:
             raise ModelError(
-                f"this explainer was trained for {self.config.num_classes} classes; {target.spec} has {target.num_classes}"
+                f"this explainer knows {self.config.num_classes} classes; {target.spec} has {target.num_classes}"
             )
         if target.digest != self.config.target_digest:
             warnings.warn(
@@ -210,8 +210,8 @@ def model_card(config: ExplainerConfig) -> str:
     return (
         f"---\nlibrary_name: aha-attribution\ntags: [explainability, attribution]\n---\n\n"
         f"# Explainer of `{config.target}`\n\n"
-        f"Amortized Hybrid Attribution: which pixels `{config.target}` (weights digest `{config.target_digest}`) relies on, "
-        f"in one forward pass. Encoder: `{config.encoder}`; class conditioning: {config.conditioning}.\n\n"
+        f"Amortized Hybrid Attribution: which pixels `{config.target}` (weights digest `{config.target_digest}`) relies "
+        f"on, in one forward pass. Encoder: `{config.encoder}`; class conditioning: {config.conditioning}.\n\n"
         f"## Measured\n\n{scores}\n\n## Use\n\n```python\nimport aha\n\nmodel = aha.load_model({config.target!r})\n"
         f"aha.explain(model, 'picture.jpg', \"aha('FOLDER_OR_REPOSITORY')\")\n```\n"
     )

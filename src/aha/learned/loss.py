@@ -1,8 +1,8 @@
 """AHA's objective: the differentiable Deletion and Insertion areas of a map, and a regulariser (eq. 9-11, section 3.2).
 
-The frozen target is by far the largest part of the cost. Its answers enter the loss linearly, so each chunk of perturbed
-images is run forward and backward at once and only the gradient of the cell masks is kept: memory does not grow with the
-number of steps, and the gradient is the exact one.
+The frozen target is by far the largest part of the cost. Its answers enter the loss linearly, so each chunk of
+perturbed images is run forward and backward at once and only the gradient of the cell masks is kept: memory does not
+grow with the number of steps, and the gradient is the exact one.
 
 Symbols: A (B, H, W) the map; m (B, S, K) soft top-k masks; I0 the reference; t the explained class.
 """
@@ -98,7 +98,7 @@ def objective(
 def perturbed_scores(
     model: TargetModel, pixels: Tensor, references: Tensor, classes: Tensor, masks: Tensor, regions: Regions
 ) -> Tensor:
-    """Class scores (B, 2, S) of the deletion and insertion images of soft masks (B, S, K), differentiable in the masks."""
+    """Class scores (B, 2, S) of the deletion and insertion images of soft masks (B, S, K); differentiable in these."""
     batch, steps, _ = masks.shape
     keep = torch.stack([1 - masks, masks], dim=1)  # (B, 2, S, K): deletion shows the rest, insertion the mask
     rows = rearrange(keep, "b two s k -> (b two s) k")
@@ -107,10 +107,10 @@ def perturbed_scores(
 
 
 class _MaskedScores(torch.autograd.Function):
-    """Scores (R,) of images seen through cell masks (R, K), with the gradient taken chunk by chunk in the forward pass."""
+    """Scores (R,) of images seen through cell masks (R, K); the gradient is taken chunk by chunk on the way forward."""
 
     @staticmethod
-    def forward(  # noqa: D102
+    def forward(
         ctx: torch.autograd.function.FunctionCtx,
         rows: Tensor,
         model: TargetModel,
@@ -136,7 +136,7 @@ class _MaskedScores(torch.autograd.Function):
         return torch.cat([scores for scores, _ in found])
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (slopes,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return grads[0][:, None] * slopes, None, None, None, None, None, None
 

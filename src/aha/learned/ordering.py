@@ -32,8 +32,8 @@ def target_positions(count: int, like: Tensor) -> Tensor:
 def standardised(scores: Tensor) -> Tensor:
     """Scores (B, K) with the mean and deviation of the target positions; a flat row stays flat.
 
-    Transport depends on the scores only through exp(2 a_i p_j / tau), so rescaling them is a change of temperature: left
-    free, the network would set its own. Shifts do not matter in the limit, but slow down convergence.
+    Transport depends on the scores only through exp(2 a_i p_j / tau), so rescaling them is a change of temperature:
+    left free, the network would set its own. Shifts do not matter in the limit, but slow down convergence.
     """
     count = scores.shape[-1]
     mean, deviation = (count + 1) / (2 * count), math.sqrt((count**2 - 1) / 12) / count

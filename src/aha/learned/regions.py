@@ -1,7 +1,7 @@
 """Region grids (paper section 3.2): pixels pooled into cells for sorting, cell masks spread back over pixels.
 
-Sorting pixels would be too expensive and would reward high-frequency artefacts. A grid of G x G cells with a random size
-and a random offset is sorted instead; border cells may be partial, so there are at most (G + 1)^2 of them.
+Sorting pixels would be too expensive and would reward high-frequency artefacts. A grid of G x G cells with a random
+size and a random offset is sorted instead; border cells may be partial, so there are at most (G + 1)^2 of them.
 
 Shapes: maps (B, H, W); cell values (B, K); cell masks (..., K); pixel masks (..., H, W).
 """

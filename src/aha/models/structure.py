@@ -1,36 +1,22 @@
 """What a model is made of, found by watching one forward pass: stages, transformer blocks, attention.
 
-Nothing here knows a library's class names. A stage is the last output at each spatial resolution; a transformer block
-is the outermost module call around exactly one attention call that maps tokens (B, T, D) to tokens of the same shape.
-So a home-made ViT is read like one from timm, torchvision or transformers.
+Nothing here knows a library's class names. A transformer block is the outermost module call around exactly one
+attention call that maps tokens (B, T, D) to tokens of the same shape. So a home-made ViT is read like one from timm,
+torchvision or transformers.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor, nn
 
-from aha.models.attention import AttentionTap
-from aha.models.hooks import first_tensor
-from aha.models.layout import Layout, read_layout, token_grid
+from aha.models.layout import Layout, token_grid
+from aha.models.stages import Site, find_spots, find_stages, site_of
+from aha.models.watching import Call, watch
 
-# Modules that hand on what they get, or whose 4-D outputs are attention matrices rather than maps.
-_TRANSPARENT = (nn.Dropout, nn.Softmax, nn.Identity, nn.Flatten)
-
-
-@dataclass(frozen=True)
-class Site:
-    """One output of the model that has a spatial reading: the `call`-th call of the module `name`."""
-
-    name: str
-    call: int
-    layout: Layout
-    in_tuple: bool = False  # the module returns (tensor, ...) rather than a tensor
+__all__ = ["Site", "Structure", "probe"]
 
 
 @dataclass(frozen=True)
@@ -57,126 +43,22 @@ class Structure:
         return frozenset({"gradients"} | {name for name, parts in found.items() if parts and name not in self.missing})
 
 
-@dataclass
-class _Call:
-    name: str
-    call: int
-    attention_before: int
-    attention_after: int = 0
-    input_shape: tuple[int, ...] = ()
-    output_shape: tuple[int, ...] = ()
-    in_tuple: bool = False
-    is_site: bool = True
-    is_norm: bool = False
-
-
-class _Watcher:
-    """Records module calls, in the order in which they finish, and attention calls among them."""
-
-    def __init__(self) -> None:
-        self.calls: list[_Call] = []
-        self.attention_shapes: list[tuple[int, ...]] = []
-        self._open: list[_Call] = []
-        self._count: Counter[str] = Counter()
-        self._pooled: list[Tensor] = []
-
-    def on_attention(self, weights: Tensor) -> Tensor:
-        self.attention_shapes.append(tuple(weights.shape))
-        return weights
-
-    def on_enter(self, name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            tensor = first_tensor(args) if args else first_tensor(list(kwargs.values()))
-            shape = () if tensor is None else tuple(tensor.shape)
-            self._open.append(_Call(name, self._count[name], len(self.attention_shapes), input_shape=shape))
-            self._count[name] += 1
-
-        return hook
-
-    def on_leave(self, module: nn.Module, _args: Any, output: Any) -> None:
-        call = self._open.pop()
-        call.attention_after = len(self.attention_shapes)
-        tensor = first_tensor(output)
-        call.output_shape = () if tensor is None else tuple(tensor.shape)
-        call.in_tuple = isinstance(output, tuple)
-        if tensor is not None and "pool" in type(module).__name__.lower():
-            self._pooled.append(tensor)
-        # A container that returns its pooling layer's output has nothing to show of its own.
-        is_pooled = any(tensor is pooled for pooled in self._pooled)
-        call.is_site = not is_pooled and not isinstance(module, _TRANSPARENT)
-        call.is_norm = "norm" in type(module).__name__.lower()
-        self.calls.append(call)
-
-
-def probe(module: nn.Module, run: Callable[[], Any], batch: int, image: tuple[int, int]) -> Structure:
+def probe(module: nn.Module, run: Callable[[], Tensor], batch: int, image: tuple[int, int]) -> Structure:
     """Watches `run()`, a forward pass of `module` on `batch` >= 2 images of size (H, W), and reads its structure."""
-    watcher = _Watcher()
-    with ExitStack() as stack:
-        for name, part in module.named_modules():
-            stack.callback(part.register_forward_pre_hook(watcher.on_enter(name), with_kwargs=True).remove)
-            stack.callback(part.register_forward_hook(watcher.on_leave).remove)
-        stack.enter_context(AttentionTap(watcher.on_attention))
-        run()
-    sites = _find_sites(watcher.calls, batch, image)
-    grids = [site.layout.grid for site in sites if site.layout.kind != "NLC"]
-    attention, why_no_attention = _find_attention(watcher.attention_shapes, batch, image, grids)
-    blocks = _find_blocks(watcher.calls, attention, watcher.attention_shapes, batch, image, grids)
+    calls, shapes, outputs = watch(module, run)
+    spots = find_spots(calls, batch, image, outputs.shape[1])
+    grids = [layout.grid for _, layout in spots if layout.kind != "NLC"]
+    attention, why_no_attention = _find_attention(shapes, batch, image, grids)
+    blocks = _find_blocks(calls, attention, shapes, batch, image, grids)
     missing: dict[str, str] = {}
     if attention and not blocks:
         attention, why_no_attention = (), "its blocks do not pass on tokens as (batch, tokens, channels)"
     if not attention:
         missing |= {"attention": why_no_attention, "tokens": why_no_attention}
-    stages = _find_token_stages(watcher.calls, blocks, attention) if blocks else _find_stages(sites)
+    stages = find_stages(spots, image, has_blocks=bool(blocks))
     if not stages:
         missing["features"] = "no layer keeps a spatial layout"
     return Structure(stages, blocks, attention, missing)
-
-
-def _find_sites(calls: list[_Call], batch: int, image: tuple[int, int]) -> list[Site]:
-    sites: list[Site] = []
-    for call in calls:
-        shape = call.output_shape
-        if not call.is_site or not shape or shape[0] != batch:
-            continue
-        if len(shape) == 3 and len(call.input_shape) not in (3, 4):
-            continue
-        layout = read_layout(shape, image, [site.layout.grid for site in sites])
-        if layout is not None:
-            sites.append(Site(call.name, call.call, layout, call.in_tuple))
-    return sites
-
-
-def _find_stages(sites: list[Site]) -> tuple[Site, ...]:
-    """One stage per grid: the last, outermost output there; ordered by when it was made.
-
-    Sequences with a class token also keep their numbered layers: what follows the last mixing of tokens may be read
-    at the class token alone, and then an earlier layer is the last to carry places.
-    """
-    kept = {site.layout.grid: index for index, site in enumerate(sites)}.values()
-    layers = {s.name: i for i, s in enumerate(sites) if s.layout.prefix and s.name.rpartition(".")[2].isdigit()}
-    outermost = [i for name, i in layers.items() if not any(name.startswith(f"{other}.") for other in layers)]
-    return tuple(sites[index] for index in sorted({*kept, *outermost}))
-
-
-def _find_token_stages(calls: list[_Call], blocks: tuple[Site, ...], attention: tuple[int, ...]) -> tuple[Site, ...]:
-    """What carries places through a transformer: the normalised input of each block's attention, then the final tokens.
-
-    The blocks' own outputs will not do where a layer norm follows. It ignores the length of a token, so a gradient
-    that comes through it is orthogonal to the token, and their product, which HiResCAM takes, is rounding noise.
-    """
-    shape = next(c.output_shape for c in calls if (c.name, c.call) == (blocks[-1].name, blocks[-1].call))
-    norms = [call for call in calls if call.is_norm and call.input_shape == call.output_shape == shape]
-    before = []
-    for block, ordinal in zip(blocks, attention, strict=True):
-        inside = (n for n in norms if n.name.startswith(f"{block.name}.") and n.call == block.call)
-        if (norm := next((n for n in inside if n.attention_after == ordinal), None)) is not None:
-            before.append(Site(norm.name, norm.call, block.layout))
-    if len(before) < len(blocks):
-        before = list(blocks[:-1])  # norms follow the attention: the blocks hand on normalised tokens
-    inner = tuple(f"{block.name}." for block in blocks)
-    after = [n for n in norms if n.attention_before > attention[-1] and not n.name.startswith(inner)]
-    last = Site(after[-1].name, after[-1].call, blocks[-1].layout) if after else blocks[-1]
-    return (*before, last)
 
 
 def _find_attention(
@@ -214,7 +96,7 @@ def _is_per_image(shape: tuple[int, ...], batch: int) -> bool:
 
 
 def _find_blocks(
-    calls: list[_Call],
+    calls: list[Call],
     attention: tuple[int, ...],
     shapes: list[tuple[int, ...]],
     batch: int,
@@ -238,5 +120,5 @@ def _find_blocks(
         if not around:
             return ()
         block = around[-1]  # calls finish from the inside out
-        blocks.append(Site(block.name, block.call, layout, block.in_tuple))
+        blocks.append(site_of(block, layout))
     return tuple(blocks)

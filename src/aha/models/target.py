@@ -225,18 +225,14 @@ class TargetModel:
         return self._cam_stages[shape]
 
     def _find_cam_stage(self, shape: tuple[int, int, int]) -> int:
-        structure = self.structure(shape)
-        last = len(structure.stages) - 1
-        if structure.stages[last].layout.prefix == 0:
-            return last  # pooled over its places
-        first = max(0, last - 3)
-        slopes = self._output_gradients(shape, features=range(first, last + 1))
-        read = [stage for stage, slope in zip(range(first, last + 1), slopes, strict=True) if bool(slope.any())]
-        if not read:
-            raise CapabilityError(
-                f"{self.spec}: its outputs depend on no place of its last stages, only on prefix tokens; use gradients"
-            )
-        return read[-1]
+        count = len(self.structure(shape).stages)
+        for stop in range(count, 0, -4):  # it is among the last few, as a rule
+            stages = range(max(0, stop - 4), stop)
+            slopes = self._output_gradients(shape, features=stages)
+            read = [stage for stage, slope in zip(stages, slopes, strict=True) if bool(slope.any())]
+            if read:
+                return read[-1]
+        raise CapabilityError(f"{self.spec}: its outputs depend on no place of any stage; use a gradient method")
 
     def _output_gradients(
         self, shape: tuple[int, int, int], *, features: Sequence[int] = (), tokens: bool = False

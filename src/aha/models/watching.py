@@ -1,0 +1,116 @@
+"""One forward pass of a model as a list of module calls: who called whom, with tensors of which shapes."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from aha.models.attention import AttentionTap
+from aha.models.hooks import first_tensor
+
+# Modules that hand on what they get, or whose 4-D outputs are attention matrices rather than maps.
+_TRANSPARENT = (nn.Dropout, nn.Softmax, nn.Identity, nn.Flatten)
+
+
+@dataclass(eq=False)
+class Call:
+    """The `call`-th call of the module `name`.
+
+    Attributes:
+        parent: the call inside which it happened.
+        attention_before: how many attention matrices had been computed when it began.
+        attention_after: and when it ended.
+        in_tuple: it returned (tensor, ...) rather than a tensor.
+        is_transparent: what it returns is not its own: passed on, or pooled.
+        is_sequence: a plain chain of modules, without branches of its own.
+        is_norm: it divides by the length of the features at each place, as layer norm does.
+        is_linear: a linear layer.
+        handed_on_by: the outermost call that returned the very same tensor.
+        reads: for a norm, the calls that made the very tensor it reads.
+    """
+
+    name: str
+    call: int
+    parent: Call | None
+    attention_before: int
+    attention_after: int = 0
+    input_shape: tuple[int, ...] = ()
+    output_shape: tuple[int, ...] = ()
+    in_tuple: bool = False
+    is_transparent: bool = False
+    is_sequence: bool = False
+    is_norm: bool = False
+    is_linear: bool = False
+    handed_on_by: Call | None = None
+    reads: list[Call] = field(default_factory=list)
+    output: Callable[[], Tensor | None] = lambda: None
+
+
+class _Watcher:
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.attention_shapes: list[tuple[int, ...]] = []
+        self._open: list[Call] = []
+        self._count: Counter[str] = Counter()
+        self._pooled: list[Tensor] = []
+
+    def on_attention(self, weights: Tensor) -> Tensor:
+        self.attention_shapes.append(tuple(weights.shape))
+        return weights
+
+    def on_enter(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            tensor = first_tensor(args) if args else first_tensor(list(kwargs.values()))
+            kind = type(module).__name__.lower()
+            call = Call(
+                name,
+                self._count[name],
+                self._open[-1] if self._open else None,
+                len(self.attention_shapes),
+                input_shape=() if tensor is None else tuple(tensor.shape),
+                is_sequence=isinstance(module, nn.Sequential),
+                is_norm="norm" in kind and "batch" not in kind,
+                is_linear=isinstance(module, nn.Linear),
+            )
+            if call.is_norm and tensor is not None:
+                call.reads = [made for made in self.calls if made.output() is tensor]
+            self._open.append(call)
+            self._count[name] += 1
+
+        return hook
+
+    def on_leave(self, module: nn.Module, _args: Any, output: Any) -> None:
+        call = self._open.pop()
+        call.attention_after = len(self.attention_shapes)
+        call.in_tuple = isinstance(output, tuple)
+        tensor = first_tensor(output)
+        if tensor is not None:
+            call.output_shape = tuple(tensor.shape)
+            call.output = weakref.ref(tensor)
+            for made in self.calls:
+                if made.output() is tensor:
+                    made.handed_on_by = call
+            if "pool" in type(module).__name__.lower():
+                self._pooled.append(tensor)
+        # A container that returns its pooling layer's output has nothing to show of its own.
+        is_pooled = any(tensor is pooled for pooled in self._pooled)
+        call.is_transparent = is_pooled or isinstance(module, _TRANSPARENT)
+        self.calls.append(call)
+
+
+def watch(module: nn.Module, run: Callable[[], Tensor]) -> tuple[list[Call], list[tuple[int, ...]], Tensor]:
+    """Runs `run()`, which calls `module`; its calls in the order in which they end, attention shapes, and the result."""
+    watcher = _Watcher()
+    with ExitStack() as stack:
+        for name, part in module.named_modules():
+            stack.callback(part.register_forward_pre_hook(watcher.on_enter(name), with_kwargs=True).remove)
+            stack.callback(part.register_forward_hook(watcher.on_leave).remove)
+        stack.enter_context(AttentionTap(watcher.on_attention))
+        outputs = run()
+    return watcher.calls, watcher.attention_shapes, outputs
