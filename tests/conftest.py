@@ -10,8 +10,9 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import pytest
 import torch
-from fakes import SIZE
 from torch import Tensor
+
+from fakes import SIZE
 
 
 @pytest.fixture(autouse=True)

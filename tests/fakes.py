@@ -163,9 +163,7 @@ class TinyCNN(nn.Module):
 
     def __init__(self, channels: int = 3, classes: int = CLASSES) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(channels, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
-        )
+        self.stem = nn.Sequential(nn.Conv2d(channels, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
         self.body = nn.Sequential(nn.Conv2d(8, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.head = nn.Linear(16, classes)
@@ -354,7 +352,7 @@ def surroundings() -> dict[str, object]:
     """The global state that a call must leave alone."""
     return {
         "torch random state": _content(torch.get_rng_state()),
-        "numpy random state": str(np.random.get_state()),  # noqa: NPY002
+        "numpy random state": str(np.random.get_state()),
         "python random state": random.getstate(),
         "gradients enabled": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),

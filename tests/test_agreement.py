@@ -13,7 +13,6 @@ import timm
 import torch
 import torch.nn.functional as F
 from captum.attr import InputXGradient, IntegratedGradients, LayerGradCam, Saliency
-from fakes import CLASSES, SIZE, EncoderViT, LinearModel, TinyCNN, randomised, tiny_vit
 from torch import Tensor, nn
 from torchcam.methods import GradCAM as TorchcamGradCAM
 
@@ -22,6 +21,7 @@ from aha.methods import load_method
 from aha.methods.integrated_gradients import quadrature
 from aha.methods.rollout import discard_smallest, roll_out
 from aha.models import load_model
+from fakes import CLASSES, SIZE, EncoderViT, LinearModel, TinyCNN, randomised, tiny_vit
 
 CHOSEN = torch.tensor([0, 1, 2, 4])
 
@@ -188,7 +188,9 @@ def test_hires_cam_is_its_formula(resnet: nn.Module, larger: Tensor) -> None:
     handle.remove()
     (slopes,) = torch.autograd.grad(scores, features[0])
     agrees(native(resnet, larger, "hires_cam(layer=-2)"), (slopes * features[0]).sum(dim=1).relu())
-    assert not torch.allclose(native(resnet, larger, "hires_cam(layer=-2)"), native(resnet, larger, "grad_cam(layer=-2)"))
+    assert not torch.allclose(
+        native(resnet, larger, "hires_cam(layer=-2)"), native(resnet, larger, "grad_cam(layer=-2)")
+    )
 
 
 @pytest.mark.parametrize(
@@ -356,10 +358,8 @@ def test_legrad(vit: Vit, pool: str, layers: int | None) -> None:
         seen = Seen(module, images[index : index + 1].repeat(4, 1, 1, 1))  # the score of image 0 alone is used
         for block in range(3)[-(layers or 3) :]:
             tokens = seen.outputs[block][:1]
-            if pool == "mean":
-                logits = head(module)(tokens.mean(dim=1))
-            else:
-                logits = module.forward_head(module.norm(tokens))
+            by_mean = pool == "mean"
+            logits = head(module)(tokens.mean(dim=1)) if by_mean else module.forward_head(module.norm(tokens))
             (slope,) = torch.autograd.grad(logits[0, CHOSEN[index]], seen.attention[block], retain_graph=True)
             expected[index] += slope[0].clamp(min=0).mean(dim=(0, 1))  # heads, queries
     found = native(module, images, f"legrad(layers={layers}, pool='{pool}')")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import SIZE, TinyCNN, randomised
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,6 +17,7 @@ import aha
 from aha.batches import Batch, count_images, iter_batches
 from aha.errors import ImageError, TargetError
 from aha.models import TargetModel, load_model
+from fakes import SIZE, TinyCNN, randomised
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
@@ -144,9 +144,7 @@ def test_labels_and_targets_stay_with_their_pictures(model: TargetModel, folder:
     labels = {"a.png": 3, "aa.png": 0, "b.png": 1}
     wanted = [labels[file.name] for file in files]
     for options in ({"target": "label", "labels": wanted}, {"target": wanted}):
-        parts = aha.explain_batches(
-            model, files, "edge_map", batch_size=1, on_error=lambda *_: None, **options
-        )
+        parts = aha.explain_batches(model, files, "edge_map", batch_size=1, on_error=lambda *_: None, **options)
         found = {Path(part.subjects[0].name).name: int(part.targets[0]) for part in parts}
         assert found == {"a.png": 3, "b.png": 1}
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fakes import CLASSES, SIZE, LinearModel, TinyCNN, plain_module, randomised
 from PIL import Image
 from torch import Tensor, nn
 
@@ -26,6 +25,7 @@ from aha.explanation import Explanation
 from aha.methods import Method, load_method
 from aha.models import TargetModel, load_model
 from aha.results import JOURNAL, MANIFEST, ResultFolder, write_atomically
+from fakes import CLASSES, SIZE, LinearModel, TinyCNN, plain_module, randomised
 
 NORMAL = {"input_size": SIZE, "mean": (0.5,) * 3, "std": (0.5,) * 3}
 
@@ -351,5 +351,7 @@ def test_a_method_that_returns_something_else(images: Tensor) -> None:
         def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
             return images
 
-    with pytest.raises(ModelError, match=r"wrong returned maps of shape \(4, 3, 32, 32\), not \(batch, height, width\)"):
+    with pytest.raises(
+        ModelError, match=r"wrong returned maps of shape \(4, 3, 32, 32\), not \(batch, height, width\)"
+    ):
         aha.explain(plain_module(), images, Wrong())

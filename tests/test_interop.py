@@ -9,11 +9,11 @@ import pytest
 import torch
 from captum.attr import Saliency
 from captum.metrics import infidelity, sensitivity_max
-from fakes import CLASSES, SIZE, TinyCNN, randomised, tiny_vit
 from torch import Tensor, nn
 
 import aha
 from aha.interop import CaptumAttribution, explain_func
+from fakes import CLASSES, SIZE, TinyCNN, randomised, tiny_vit
 
 
 @pytest.fixture(params=["cnn", "vit"])

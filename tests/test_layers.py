@@ -23,11 +23,11 @@ registry images results information __init__
 spec scores preprocessing colours labelled
 models render
 methods references perturbation targets mosaics
-metrics catalogue learned
+metrics learned
 cards protocols figures
-explanation score_table
+explanation score_table catalogue
 batches gallery
-api
+api truth
 interop files scoring demo
 evaluation doctor
 cli

@@ -7,22 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import CLASSES, SIZE, LinearModel, TinyCNN, randomised
 from torch import Tensor
 
 import aha
 from aha.errors import TargetError
 from aha.models import TargetModel, load_model
 from aha.targets import class_index, resolve_targets, top_classes
+from fakes import CLASSES, SIZE, LinearModel, TinyCNN, randomised
 
 NAMES = ["Ant", "bee", "great white shark", "dog", "top1"]
 
 
 @pytest.fixture
 def model() -> TargetModel:
-    return load_model(
-        randomised(TinyCNN()), input_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3, class_names=NAMES
-    )
+    return load_model(randomised(TinyCNN()), input_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3, class_names=NAMES)
 
 
 @pytest.fixture

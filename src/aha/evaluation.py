@@ -24,7 +24,8 @@ from aha.mosaics import build_mosaics
 from aha.protocols import Protocol
 from aha.results import check_writable, versions, write_atomically
 from aha.score_table import Row, Scores
-from aha.scoring import Truth, check_truth, evaluate
+from aha.scoring import evaluate
+from aha.truth import Truth, check_truth
 
 SCORES, SUMMARY, RECORD = "scores.csv", "summary.csv", "evaluation.json"
 

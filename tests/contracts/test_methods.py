@@ -12,13 +12,13 @@ from dataclasses import MISSING, fields
 import numpy as np
 import pytest
 import torch
-from fakes import BUILDERS, CLASSES, SIZE, Boom, Fuse, changes, snapshot, surroundings, tensor_state
 from torch import Tensor, nn
 
 import aha
 from aha.errors import CapabilityError
 from aha.methods import METHODS, Method, load_method
 from aha.models import load_model
+from fakes import BUILDERS, CLASSES, SIZE, Boom, Fuse, changes, snapshot, surroundings, tensor_state
 
 
 def example(name: str) -> Method:
@@ -113,7 +113,7 @@ def test_the_seed_decides_and_nothing_else_does(model: nn.Module, method: Method
     for generator_seed in (0, 99):
         torch.manual_seed(generator_seed)
         random.seed(generator_seed)
-        np.random.seed(generator_seed)  # noqa: NPY002
+        np.random.seed(generator_seed)
         assert torch.equal(maps_of(model, images, method, seed=3), first)
     other = maps_of(model, images, method, seed=4)
     assert torch.equal(first, other) != is_random(method)
@@ -178,9 +178,7 @@ def test_the_callers_gradient_mode_does_not_matter(
     assert found.clone().requires_grad_().requires_grad, "the result is an ordinary tensor"
 
 
-def test_frozen_parameters_and_training_mode_do_not_matter(
-    model: nn.Module, method: Method, images: Tensor
-) -> None:
+def test_frozen_parameters_and_training_mode_do_not_matter(model: nn.Module, method: Method, images: Tensor) -> None:
     expected = maps_of(model, images, method)
     model.requires_grad_(False)
     assert torch.equal(maps_of(model, images, method), expected)

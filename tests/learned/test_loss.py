@@ -1,17 +1,18 @@
-"""Regions and the objective: adjoints, the hard limit of the curve, exact gradients, flat memory, one image overfitted."""
+"""Regions and the objective: adjoints, the hard limit of the curve, exact gradients, one image overfitted."""
 
 from __future__ import annotations
 
-import aha
 import pytest
 import torch
+from torch import Tensor
+
+import aha
 from aha.learned.loss import ObjectiveConfig, isolated_peaks, objective, perturbed_scores, soft_masks
 from aha.learned.regions import grid_regions, random_regions, stratified_counts
 from aha.metrics import Case, Sample, load_metric
 from aha.models import TargetModel, load_model
 from aha.perturbation import blend
 from fakes import tiny_vit
-from torch import Tensor
 
 CALM = ObjectiveConfig(noise=0.0)
 

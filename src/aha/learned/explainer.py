@@ -210,8 +210,8 @@ def model_card(config: ExplainerConfig) -> str:
     return (
         f"---\nlibrary_name: aha-attribution\ntags: [explainability, attribution]\n---\n\n"
         f"# Explainer of `{config.target}`\n\n"
-        f"Amortized Hybrid Attribution: which pixels `{config.target}` (weights digest `{config.target_digest}`) relies "
-        f"on, in one forward pass. Encoder: `{config.encoder}`; class conditioning: {config.conditioning}.\n\n"
+        f"Amortized Hybrid Attribution: which pixels `{config.target}` (weights digest `{config.target_digest}`) "
+        f"relies on, in one forward pass. Encoder: `{config.encoder}`; class conditioning: {config.conditioning}.\n\n"
         f"## Measured\n\n{scores}\n\n## Use\n\n```python\nimport aha\n\nmodel = aha.load_model({config.target!r})\n"
         f"aha.explain(model, 'picture.jpg', \"aha('FOLDER_OR_REPOSITORY')\")\n```\n"
     )

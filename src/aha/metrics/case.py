@@ -62,7 +62,7 @@ class Sample:
     cells: dict[int, tuple[int, int, int, int]] | None = None
     cache: dict[object, object] = field(default_factory=dict)
     _clean: Tensor | None = None
-    _references: dict[tuple[Reference, int], Tensor] = field(default_factory=dict)
+    _references: dict[tuple[Reference, int], Tensor | None] = field(default_factory=dict)
     _blank: dict[tuple[Reference, int], Tensor] = field(default_factory=dict)
 
     @property
@@ -86,10 +86,12 @@ class Sample:
         key = (chosen, target)
         if key not in self._references:
             classes = torch.tensor([target], device=self.model.device)
-            self._references[key] = chosen(self.model, self.pixels[None], classes)[0]
-        if not bool(self._references[key].isfinite().all()):
+            picture = chosen(self.model, self.pixels[None], classes)[0]
+            self._references[key] = picture if bool(picture.isfinite().all()) else None
+        found = self._references[key]
+        if found is None:
             raise MetricError(f"{self.name}: {chosen} cannot be built, the class survives it")
-        return self._references[key]
+        return found
 
     def blank(self, chosen: Reference, target: int) -> Tensor:
         """Outputs (K,) of the reference alone, asked for once."""

@@ -49,10 +49,10 @@ def _kind(settings: Mapping[str, Any]) -> str:
 
 def _geometry(settings: Mapping[str, Any], config: Any, kind: str) -> tuple[tuple[int, int], Any, Any]:
     """Size of the input, what the picture is resized to before, and by which fit."""
-    target = settings.get("size") or getattr(config, "image_size", 224)
+    target: Any = settings.get("size") or getattr(config, "image_size", 224)
     edge = target if isinstance(target, int) and kind in _SHORTEST_EDGE else None
     edge = target.get("shortest_edge") if isinstance(target, Mapping) else edge
-    crop = settings.get("crop_size") if settings.get("do_center_crop", "crop_size" in settings) else None
+    crop = settings["crop_size"] if settings.get("do_center_crop", True) and "crop_size" in settings else None
     if edge is None:
         exact = _height_width(target)
         return exact if crop is None else _height_width(crop), exact, "squash"

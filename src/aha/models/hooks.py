@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -79,6 +80,13 @@ def autograd(enabled: bool) -> Iterator[None]:
     """Gradient recording on or off, whatever the caller's mode, `inference_mode` included."""
     with torch.inference_mode(False), torch.set_grad_enabled(enabled):
         yield
+
+
+def slopes(total: Tensor, tensors: Sequence[Tensor], **options: Any) -> tuple[Any, ...]:
+    """Gradients of a sum, without torch's warning to owners of backward hooks that our graph starts behind a hook."""
+    with autograd(True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        return torch.autograd.grad(total, tensors, **options)
 
 
 def first_tensor(value: Any) -> Tensor | None:

@@ -67,7 +67,7 @@ def load_timm(name: str, request: Request) -> Loaded:
     """`timm:NAME` or `timm:NAME.TAG`."""
     if not timm.is_model(name.split(".")[0]):
         raise _unknown("timm", name, timm.list_models())
-    weights = None if request.weights is None else read_weights(request.weights)
+    weights: Mapping[str, Tensor] | None = None if request.weights is None else read_weights(request.weights)
     with _library_errors(f"timm:{name}"):
         module = _create_timm(name, request, None)
         if weights is not None:
@@ -131,7 +131,7 @@ def load_torchvision(name: str, request: Request) -> Loaded:
         options["image_size"] = request.size[0]
     if name in ("googlenet", "inception_v3") and not request.downloads:
         options["init_weights"] = False  # else a slow initialisation and a warning
-    weights = None if request.weights is None else read_weights(request.weights)
+    weights: Mapping[str, Tensor] | None = None if request.weights is None else read_weights(request.weights)
     with _library_errors(f"torchvision:{name}"):
         module = torchvision.models.get_model(name, weights=default if request.downloads else None, **options)
         if weights is not None:

@@ -34,26 +34,28 @@ def site_of(call: Call, layout: Layout) -> Site:
     return Site(call.name, call.call, layout, call.in_tuple)
 
 
-def find_spots(calls: list[Call], batch: int, image: tuple[int, int], num_outputs: int) -> list[Spot]:
+def find_spots(calls: list[Call], batch: int, image: tuple[int, int]) -> list[Spot]:
     """The calls whose output has a spatial layout."""
     spots: list[Spot] = []
     for call in calls:
         shape = call.output_shape
         if call.is_transparent or not shape or shape[0] != batch:
             continue
-        if len(shape) == 3 and (len(call.input_shape) not in (3, 4) or (call.is_linear and shape[2] == num_outputs)):
-            continue  # made of something else than places, or a head that classifies each token
+        if len(shape) == 3 and len(call.input_shape) not in (3, 4):
+            continue
         layout = read_layout(shape, image, [known.grid for _, known in spots])
         if layout is not None:
             spots.append((call, layout))
     return spots
 
 
-def find_stages(spots: list[Spot], image: tuple[int, int], *, has_blocks: bool) -> tuple[Site, ...]:
+def find_stages(
+    spots: list[Spot], image: tuple[int, int], attention_count: int, *, has_blocks: bool
+) -> tuple[Site, ...]:
     """The stages, ordered by when they were made; `has_blocks` says that all attention is over one token sequence."""
     order = {id(call): index for index, (call, _) in enumerate(spots)}
     chosen = {order[id(spot[0])]: spot for spot in _last_of_each_grid(spots, image)}
-    for call, layout in _read_by_attention(spots):
+    for call, layout in _read_by_attention(spots, attention_count):
         if has_blocks or layout.prefix:
             chosen[order[id(call)]] = (call, layout)
     return tuple(site_of(*chosen[index]) for index in sorted(chosen))
@@ -63,7 +65,10 @@ def _last_of_each_grid(spots: list[Spot], image: tuple[int, int]) -> Iterator[Sp
     layouts = {id(call): layout for call, layout in spots}
     for grid in dict.fromkeys(layout.grid for _, layout in spots):
         here = [(call, layout) for call, layout in spots if layout.grid == grid]
-        whole = [spot for spot in here if grid == image or not _is_branch(spot[0], grid, image, layouts)]
+        # Linear layers on tokens are parts of something larger: queries and keys, or a head for each token.
+        whole = [
+            s for s in here if not s[0].is_linear and (grid == image or not _is_branch(s[0], grid, image, layouts))
+        ]
         last, layout = (whole or here)[-1]
         norms = [spot for spot in here if spot[0].is_norm and last in spot[0].reads]
         yield norms[0] if norms else (last, layout)
@@ -82,10 +87,11 @@ def _is_branch(call: Call, grid: tuple[int, int], image: tuple[int, int], layout
     return False
 
 
-def _read_by_attention(spots: list[Spot]) -> Iterator[Spot]:
+def _read_by_attention(spots: list[Spot], count: int) -> Iterator[Spot]:
     """For each attention, the last normalised tokens before it, as the outermost module hands them on."""
     layouts = {id(call): layout for call, layout in spots}
     norms = {call.attention_after: call for call, layout in spots if call.is_norm and layout.kind == "NLC"}
+    norms.pop(count, None)  # no attention follows
     for call in norms.values():
         outermost = call.handed_on_by or call
         yield (outermost, layouts[id(outermost)]) if id(outermost) in layouts else (call, layouts[id(call)])

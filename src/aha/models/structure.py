@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor, nn
+from torch import nn
 
 from aha.models.layout import Layout, token_grid
 from aha.models.stages import Site, find_spots, find_stages, site_of
@@ -43,10 +43,10 @@ class Structure:
         return frozenset({"gradients"} | {name for name, parts in found.items() if parts and name not in self.missing})
 
 
-def probe(module: nn.Module, run: Callable[[], Tensor], batch: int, image: tuple[int, int]) -> Structure:
+def probe(module: nn.Module, run: Callable[[], object], batch: int, image: tuple[int, int]) -> Structure:
     """Watches `run()`, a forward pass of `module` on `batch` >= 2 images of size (H, W), and reads its structure."""
-    calls, shapes, outputs = watch(module, run)
-    spots = find_spots(calls, batch, image, outputs.shape[1])
+    calls, shapes = watch(module, run)
+    spots = find_spots(calls, batch, image)
     grids = [layout.grid for _, layout in spots if layout.kind != "NLC"]
     attention, why_no_attention = _find_attention(shapes, batch, image, grids)
     blocks = _find_blocks(calls, attention, shapes, batch, image, grids)
@@ -55,7 +55,7 @@ def probe(module: nn.Module, run: Callable[[], Tensor], batch: int, image: tuple
         attention, why_no_attention = (), "its blocks do not pass on tokens as (batch, tokens, channels)"
     if not attention:
         missing |= {"attention": why_no_attention, "tokens": why_no_attention}
-    stages = find_stages(spots, image, has_blocks=bool(blocks))
+    stages = find_stages(spots, image, len(shapes), has_blocks=bool(blocks))
     if not stages:
         missing["features"] = "no layer keeps a spatial layout"
     return Structure(stages, blocks, attention, missing)

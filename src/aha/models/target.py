@@ -22,6 +22,7 @@ from aha.models.hooks import (
     hooked,
     lock_of,
     preserved_random_state,
+    slopes,
     swapped_forward,
     with_first_tensor,
 )
@@ -103,7 +104,7 @@ class TargetModel:
     def digest(self) -> str:
         """Digest of the weights: two models with equal digests compute the same function of the same architecture.
 
-        Found once, and again after the weights were trained or loaded anew (but not behind autograd's back, by `.data`).
+        Found once, and again after the weights were trained or loaded anew (unless behind autograd's back, by `.data`).
         """
         state = self.module.state_dict()
         versions = [(t.data_ptr(), -1 if t.is_inference() else t._version) for t in state.values()]
@@ -226,10 +227,10 @@ class TargetModel:
 
     def _find_cam_stage(self, shape: tuple[int, int, int]) -> int:
         count = len(self.structure(shape).stages)
-        for stop in range(count, 0, -4):  # it is among the last few, as a rule
-            stages = range(max(0, stop - 4), stop)
-            slopes = self._output_gradients(shape, features=stages)
-            read = [stage for stage, slope in zip(stages, slopes, strict=True) if bool(slope.any())]
+        for stop in (count, *range(count - 1, 0, -4)):  # the last, as a rule, or one of the last few
+            stages = range(max(0, stop - (1 if stop == count else 4)), stop)
+            found = self._output_gradients(shape, features=stages)
+            read = [stage for stage, slope in zip(stages, found, strict=True) if bool(slope.any())]
             if read:
                 return read[-1]
         raise CapabilityError(f"{self.spec}: its outputs depend on no place of any stage; use a gradient method")
@@ -245,14 +246,14 @@ class TargetModel:
         mix = torch.randn(trace.outputs.shape, generator=generator).to(trace.outputs)
         wanted = (*trace.features.values(), *trace.tokens[-1:])
         with autograd(True):
-            return torch.autograd.grad((trace.outputs * mix).sum(), wanted, materialize_grads=True)
+            return slopes((trace.outputs * mix).sum(), wanted, materialize_grads=True)
 
     def readout(self, size: Sequence[int] | None = None) -> Tensor:
         """Which tokens (T,) of the last block the outputs depend on, found by one gradient."""
         shape = self._input_shape(size)
         if shape not in self._readouts:
-            (slopes,) = self._output_gradients(shape, tokens=True)  # (1, T, D)
-            reads = slopes[0].abs().amax(dim=1) > 0  # (T,)
+            (found,) = self._output_gradients(shape, tokens=True)  # (1, T, D)
+            reads = found[0].abs().amax(dim=1) > 0  # (T,)
             if not reads.any():  # an untrained head of zeros: assume the usual reading
                 reads[: 1 if self.structure(shape).blocks[0].layout.prefix else None] = True
             self._readouts[shape] = reads

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from aha.errors import ModelError
 from aha.models.attention import AttentionTap
-from aha.models.hooks import autograd, first_tensor, hooked, with_first_tensor
+from aha.models.hooks import autograd, first_tensor, hooked, slopes, with_first_tensor
 from aha.models.structure import Site, Structure
 from aha.scores import Score
 
@@ -54,15 +54,13 @@ class Trace:
         self.passes["backward"] += len(classes)
         with autograd(True):
             total = self.scores(classes).sum()
-            slopes = (None,)
-            if total.requires_grad:
-                slopes = torch.autograd.grad(total, tensors, retain_graph=True, allow_unused=True)
-        if any(slope is None for slope in slopes):
+            found = slopes(total, tensors, retain_graph=True, allow_unused=True) if total.requires_grad else (None,)
+        if any(slope is None for slope in found):
             raise ModelError(
-                "no gradient reaches the part of the model that is asked for: some of the model runs without gradients, "
-                "or nothing reads that part; use a method or layer closer to the outputs"
+                "no gradient reaches the part of the model that is asked for: some of it runs without gradients, or "
+                "nothing reads that part; use a method or layer closer to the outputs"
             )
-        return slopes
+        return found
 
     def to_grid(self, values: Tensor) -> Tensor:
         """Token values (B, T) as a map (B, h, w), without the prefix tokens."""

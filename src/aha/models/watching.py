@@ -25,6 +25,7 @@ class Call:
     Attributes:
         parent: the call inside which it happened.
         attention_before: how many attention matrices had been computed when it began.
+        first_inside: how many calls had ended by then; those that follow in the list, up to this one, lie inside it.
         attention_after: and when it ended.
         in_tuple: it returned (tensor, ...) rather than a tensor.
         is_transparent: what it returns is not its own: passed on, or pooled.
@@ -39,6 +40,7 @@ class Call:
     call: int
     parent: Call | None
     attention_before: int
+    first_inside: int
     attention_after: int = 0
     input_shape: tuple[int, ...] = ()
     output_shape: tuple[int, ...] = ()
@@ -67,15 +69,15 @@ class _Watcher:
     def on_enter(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             tensor = first_tensor(args) if args else first_tensor(list(kwargs.values()))
-            kind = type(module).__name__.lower()
             call = Call(
                 name,
                 self._count[name],
                 self._open[-1] if self._open else None,
                 len(self.attention_shapes),
+                len(self.calls),
                 input_shape=() if tensor is None else tuple(tensor.shape),
                 is_sequence=isinstance(module, nn.Sequential),
-                is_norm="norm" in kind and "batch" not in kind,
+                is_norm=_is_norm(module),
                 is_linear=isinstance(module, nn.Linear),
             )
             if call.is_norm and tensor is not None:
@@ -93,7 +95,7 @@ class _Watcher:
         if tensor is not None:
             call.output_shape = tuple(tensor.shape)
             call.output = weakref.ref(tensor)
-            for made in self.calls:
+            for made in self.calls[call.first_inside :]:
                 if made.output() is tensor:
                     made.handed_on_by = call
             if "pool" in type(module).__name__.lower():
@@ -104,13 +106,19 @@ class _Watcher:
         self.calls.append(call)
 
 
-def watch(module: nn.Module, run: Callable[[], Tensor]) -> tuple[list[Call], list[tuple[int, ...]], Tensor]:
-    """Runs `run()`, which calls `module`; its calls in the order in which they end, attention shapes, and the result."""
+def _is_norm(module: nn.Module) -> bool:
+    kind = type(module).__name__.lower()
+    is_more = any(isinstance(part, nn.Conv2d | nn.Linear) for part in module.modules())  # a norm with what it precedes
+    return "norm" in kind and "batch" not in kind and not is_more
+
+
+def watch(module: nn.Module, run: Callable[[], object]) -> tuple[list[Call], list[tuple[int, ...]]]:
+    """Runs `run()`, which calls `module`; gives its calls in the order in which they end, and attention shapes."""
     watcher = _Watcher()
     with ExitStack() as stack:
         for name, part in module.named_modules():
             stack.callback(part.register_forward_pre_hook(watcher.on_enter(name), with_kwargs=True).remove)
             stack.callback(part.register_forward_hook(watcher.on_leave).remove)
         stack.enter_context(AttentionTap(watcher.on_attention))
-        outputs = run()
-    return watcher.calls, watcher.attention_shapes, outputs
+        run()
+    return watcher.calls, watcher.attention_shapes
