@@ -38,6 +38,7 @@ from fakes import (
     FunctionalCNN,
     GreedyCNN,
     Hungry,
+    InPlaceViT,
     LinearModel,
     LinearPatchViT,
     QueryPoolCNN,
@@ -680,6 +681,7 @@ TRANSFORMERS: dict[str, Callable[[], nn.Module]] = {
     "nn.TransformerEncoder": EncoderViT,
     "one shared block": SharedBlockViT,
     "residuals outside": LinearPatchViT,
+    "residuals in place": InPlaceViT,
 }
 
 
@@ -902,6 +904,37 @@ def test_class_activation_needs_places_that_are_read() -> None:
     assert (site.name, site.call) == ("block.norm1", 2)
 
 
+STAGES = {
+    "resnet26": ["act1", "layer1", "layer2", "layer3", "layer4"],  # not the first layers of the blocks that shrink
+    "regnetx_002": ["stem", "s1", "s2", "s3", "s4"],
+    "mobilenetv3_small_050": ["bn1", "blocks.0", "blocks.1", "blocks.3", "blocks"],
+    "convnext_atto": [*(f"stages.{i}.downsample.0" for i in (1, 2, 3)), "stages"],  # behind the norm that reads them
+    "vit_tiny_patch16_224": [*(f"blocks.{i}.norm1" for i in range(12)), "norm"],
+    "cait_xxs24_224": [
+        *(f"blocks.{i}.norm1" for i in range(24)),
+        *(f"blocks_token_only.{i}.norm1" for i in (0, 1)),
+        "norm",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_stages_are_what_one_would_choose_by_hand(name: str) -> None:
+    model = load_model(f"timm:{name}", pretrained=False, input_size=64)
+    assert [site.name for site in model.structure().stages if site.name != "blocks" or name[:3] != "cai"] == STAGES[
+        name
+    ]
+
+
+def test_no_stage_of_a_network_with_layer_norms_is_rounding_noise() -> None:
+    module = load_model("timm:convnext_atto", pretrained=False, input_size=64).module
+    inputs = torch.randn(1, 3, 64, 64)
+    for layer in (-1, -2, -3):
+        single = aha.explain(module.float(), inputs, f"hires_cam(layer={layer})", target=3).maps
+        double = aha.explain(module.double(), inputs, f"hires_cam(layer={layer})", target=3).maps
+        assert (single - double).abs().max() < 1e-2 * double.abs().max()
+
+
 def test_class_activation_is_more_than_rounding_noise(transformer: nn.Module, images: Tensor) -> None:
     """Behind a layer norm, gradients are orthogonal to tokens: the product must be taken on the other side of it."""
     for layer in (-1, -2):
@@ -1028,6 +1061,35 @@ def test_autocast_is_for_outputs_only(images: Tensor) -> None:
     assert torch.equal(
         aha.explain(full, images, "grad_cam", target=0).maps, aha.explain(half, images, "grad_cam", target=0).maps
     )
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_every_way_of_reading_leaves_no_trace(mode: Callable[[], Any], images: Tensor) -> None:
+    module, classes = tiny_vit(), torch.tensor([1] * 4)
+    model = load_model(module)
+    with mode():
+        given = images.clone()
+        before = (snapshot(module), surroundings())
+        model.structure((SIZE, SIZE))
+        model.cam_stage((SIZE, SIZE))
+        model.readout((SIZE, SIZE))
+        model.outputs(given)
+        model.scores(given, classes)
+        model.input_gradients(given, classes)
+        trace = model.trace(given, features=[0], tokens=True, attention=True, inputs=True)
+        trace.gradients(classes, trace.features[0], trace.tokens[0], trace.attention[0])
+        model.outputs_from_tokens(given, trace.tokens[-1])
+        assert changes(before[0], snapshot(module)) == []
+        assert changes(before[1], surroundings()) == []
+
+
+def test_passes_are_counted_without_our_own_curiosity(images: Tensor) -> None:
+    model = load_model(tiny_vit())
+    aha.explain(model, images, "grad_cam(form='features')", target=1)  # finds structure, readout and stage on the way
+    assert model.passes == {"forward": 8, "backward": 4}
+    model.passes.clear()
+    aha.explain(model, images, "gradient", target=1)
+    assert model.passes == {"forward": 8, "backward": 4}
 
 
 def test_outputs_follow_the_callers_gradient_mode(images: Tensor) -> None:

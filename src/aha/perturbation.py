@@ -87,9 +87,12 @@ def perturbed_outputs(
         masks: keep masks (r, H, W) of a slice of the rows, boolean or soft; gradients flow through soft ones.
     """
 
+    # Normalised once, not per row: a mixture of normalised images is the normalised mixture.
+    images, blanks = model.to_inputs(pixels), model.to_inputs(references)
+
     def run(part: slice) -> Tensor:
         rows = owners[part]
-        return model.outputs(model.to_inputs(blend(pixels[rows], references[rows], masks(part))))
+        return model.outputs(blend(images[rows], blanks[rows], masks(part)))
 
     return torch.cat(model.chunks.run(run, len(owners)))
 

@@ -20,7 +20,7 @@ from aha.methods import Method, check_fit, load_method
 from aha.metrics import Case, Metric, Sample
 from aha.metrics.curves import CurveMetric
 from aha.models import TargetModel, load_model
-from aha.models.memory import Chunks
+from aha.models.memory import Chunks, PeakMemory
 from aha.mosaics import Mosaic
 from aha.preprocessing import Geometry
 from aha.protocols import Protocol, load_protocols
@@ -173,10 +173,12 @@ class _MethodSource:
         self, batch: Batch, samples: list[Sample], outputs: Tensor, chosen: list[list[int]], failures: list[Failure]
     ) -> Iterator[Case]:
         before, start = self.model.passes.copy(), time.perf_counter()
+        peak = PeakMemory(self.model.device)
         try:
             # The classes are resolved already, in the order of the batch.
             plain = replace(batch, positions=None)
-            found = explain_batch(self.model, plain, self.method, chosen, seed=self.seed, outputs=outputs)
+            with peak:
+                found = explain_batch(self.model, plain, self.method, chosen, seed=self.seed, outputs=outputs)
         except AhaError as error:
             failures += [Failure(sample.name, str(self.method), "", str(error)) for sample in samples]
             return
@@ -189,6 +191,7 @@ class _MethodSource:
             if case is not None:
                 case.explain, case.seconds = self._again, seconds
                 case.forward_images, case.backward_images = spent["forward"], spent["backward"]
+                case.peak_bytes = None if peak.bytes is None else peak.bytes / count
                 yield case
 
     def _again(self, model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 import aha
 from aha.errors import CapabilityError, MetricError, MissingExtra, OutputError, SpecError, UnknownName
-from aha.metrics import load_metric
+from aha.metrics import METRICS, load_metric
+from aha.models.memory import PeakMemory
 from aha.mosaics import build_mosaics
 from aha.protocols import PROTOCOLS, load_protocols
 from aha.score_table import Row, Scores, student_quantile, summarise
@@ -261,3 +263,18 @@ def test_protocols_in_full_rebuild_themselves() -> None:
         for chosen in PROTOCOLS[name].metrics:
             assert load_metric(chosen.in_full()) == chosen
     assert "ties='random'" in PROTOCOLS["aha"].metrics[0].in_full()
+
+
+def test_peak_memory_sees_a_large_tensor() -> None:
+    with PeakMemory(torch.device("cpu")) as peak:
+        held = torch.ones(40_000_000)  # 160 MB
+        time.sleep(0.05)
+    del held
+    if peak.bytes is None:
+        pytest.skip("this system does not tell")
+    assert peak.bytes > 120e6
+
+
+def test_cost_includes_memory_where_it_is_known(model, images) -> None:
+    found = {row.metric for row in aha.evaluate(model, images, "gradient", "cost").rows}
+    assert {"seconds", "forward_images", "backward_images"} <= found <= set(METRICS["cost"].columns)

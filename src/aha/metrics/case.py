@@ -110,7 +110,7 @@ class Case:
         values: the map (H, W) at model resolution.
         method: its text, for messages.
         explain: recomputes maps of the same method; None for maps from elsewhere.
-        seconds, forward_images, backward_images: what the map cost, if known.
+        seconds, forward_images, backward_images, peak_bytes: what the map cost, if known.
         seed: of ties and of whatever a metric draws.
     """
 
@@ -122,6 +122,7 @@ class Case:
     seconds: float | None = None
     forward_images: float | None = None
     backward_images: float | None = None
+    peak_bytes: float | None = None
     seed: int = 0
     _outputs: dict[Perturbation, Tensor] = field(default_factory=dict)
     _ranks: dict[tuple[tuple[int, int] | None, Ties], Tensor] = field(default_factory=dict)

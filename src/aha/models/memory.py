@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Self, TypeVar
 
 import torch
 
@@ -18,6 +21,48 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+
+class PeakMemory:
+    """Most memory used inside a `with`, in bytes beyond what was in use before; `bytes` is None where unknown.
+
+    On CUDA it is the allocator's own figure. On a CPU the process is looked at every few milliseconds, which Linux
+    alone makes cheap; shorter peaks are missed, and memory that was kept in reserve by the allocator does not count.
+    """
+
+    _STATUS = Path("/proc/self/statm")
+
+    def __init__(self, device: torch.device, interval: float = 0.005) -> None:
+        self.bytes: int | None = None
+        self._device, self._interval = device, interval
+        self._over = threading.Event()
+        self._most = 0
+
+    def __enter__(self) -> Self:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._before = torch.cuda.memory_allocated(self._device)
+        elif self._STATUS.exists():
+            self._before = self._resident()
+            self._sampler = threading.Thread(target=self._sample, daemon=True)
+            self._sampler.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._device.type == "cuda":
+            self.bytes = torch.cuda.max_memory_allocated(self._device) - self._before
+        elif self._STATUS.exists():
+            self._over.set()
+            self._sampler.join()
+            self.bytes = max(0, self._most - self._before)
+
+    def _sample(self) -> None:
+        while not self._over.is_set():
+            self._most = max(self._most, self._resident())
+            self._over.wait(self._interval)
+
+    def _resident(self) -> int:
+        return int(self._STATUS.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Chunks:

@@ -34,8 +34,9 @@ def site_of(call: Call, layout: Layout) -> Site:
     return Site(call.name, call.call, layout, call.in_tuple)
 
 
-def find_spots(calls: list[Call], batch: int, image: tuple[int, int]) -> list[Spot]:
-    """The calls whose output has a spatial layout."""
+def find_spots(calls: list[Call], attention: list[tuple[int, ...]], batch: int, image: tuple[int, int]) -> list[Spot]:
+    """The calls whose output has a spatial layout; `attention` are the shapes of the model's attention matrices."""
+    matrices = {shape[-2:] for shape in attention}
     spots: list[Spot] = []
     for call in calls:
         shape = call.output_shape
@@ -43,6 +44,8 @@ def find_spots(calls: list[Call], batch: int, image: tuple[int, int]) -> list[Sp
             continue
         if len(shape) == 3 and len(call.input_shape) not in (3, 4):
             continue
+        if call.is_linear and shape[1:3] in matrices:
+            continue  # heads that talk to each other: attention, not a map
         layout = read_layout(shape, image, [known.grid for _, known in spots])
         if layout is not None:
             spots.append((call, layout))

@@ -46,7 +46,7 @@ class Structure:
 def probe(module: nn.Module, run: Callable[[], object], batch: int, image: tuple[int, int]) -> Structure:
     """Watches `run()`, a forward pass of `module` on `batch` >= 2 images of size (H, W), and reads its structure."""
     calls, shapes = watch(module, run)
-    spots = find_spots(calls, batch, image)
+    spots = find_spots(calls, shapes, batch, image)
     grids = [layout.grid for _, layout in spots if layout.kind != "NLC"]
     attention, why_no_attention = _find_attention(shapes, batch, image, grids)
     blocks = _find_blocks(calls, attention, shapes, batch, image, grids)

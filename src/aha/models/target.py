@@ -240,22 +240,25 @@ class TargetModel:
     ) -> tuple[Tensor, ...]:
         """Gradients of a random mix of the outputs on a noise image: zero exactly where nothing is read."""
         generator = torch.Generator().manual_seed(1)
-        noise = torch.randn((1, *shape), generator=generator).to(self.device)
-        with self._uncounted():
+        with autograd(True), self._uncounted():
+            noise = torch.randn((1, *shape), generator=generator).to(self.device)
             trace = self._trace(noise, features=features, tokens=tokens)
-        mix = torch.randn(trace.outputs.shape, generator=generator).to(trace.outputs)
-        wanted = (*trace.features.values(), *trace.tokens[-1:])
-        with autograd(True):
-            return slopes((trace.outputs * mix).sum(), wanted, materialize_grads=True)
+            mix = torch.randn(trace.outputs.shape, generator=generator).to(trace.outputs)
+            total = (trace.outputs * mix).sum()
+            wanted = (*trace.features.values(), *trace.tokens[-1:])
+            if not total.requires_grad:  # none of it is on the way to the outputs
+                return tuple(torch.zeros_like(tensor) for tensor in wanted)
+            return slopes(total, wanted, materialize_grads=True)
 
     def readout(self, size: Sequence[int] | None = None) -> Tensor:
         """Which tokens (T,) of the last block the outputs depend on, found by one gradient."""
         shape = self._input_shape(size)
         if shape not in self._readouts:
-            (found,) = self._output_gradients(shape, tokens=True)  # (1, T, D)
-            reads = found[0].abs().amax(dim=1) > 0  # (T,)
-            if not reads.any():  # an untrained head of zeros: assume the usual reading
-                reads[: 1 if self.structure(shape).blocks[0].layout.prefix else None] = True
+            with autograd(False):
+                (found,) = self._output_gradients(shape, tokens=True)  # (1, T, D)
+                reads = found[0].abs().amax(dim=1) > 0  # (T,)
+                if not reads.any():  # an untrained head of zeros: assume the usual reading
+                    reads[: 1 if self.structure(shape).blocks[0].layout.prefix else None] = True
             self._readouts[shape] = reads
         return self._readouts[shape]
 
