@@ -1,0 +1,185 @@
+"""A classifier that can be run: outputs in chunks, scores, pixels; afterwards it is what it was.
+
+Shapes: inputs (B, C, H, W) normalised model inputs; pixels the same in [0, 1]; classes (B,); outputs (B, K).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from aha.errors import ModelError, TargetError
+from aha.models.hooks import autograd, evaluating, lock_of, preserved_random_state
+from aha.models.memory import Chunks
+from aha.models.outputs import OutputReader, read_outputs
+from aha.models.weights import state_digest
+from aha.preprocessing import Preprocessing
+from aha.scores import Score
+
+Precision = Literal["float32", "bfloat16", "float16"]
+_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module behind compiled and data-parallel wrappers, which hide the parts whose outputs we read."""
+    inner: nn.Module = getattr(module, "_orig_mod", module)
+    while isinstance(inner, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = inner.module
+    return inner
+
+
+class RunnableModel:
+    """A module with its preprocessing and its score. Calls are serialised by a lock: hooks are global to a module."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        spec: str,
+        preprocessing: Preprocessing | None,
+        score: Score,
+        output: OutputReader = None,
+        class_names: Sequence[str] | None = None,
+        precision: Precision = "float32",
+        batch_size: int = 32,
+    ) -> None:
+        if precision not in get_args(Precision):
+            raise ModelError(f"unknown precision {precision!r}; known: {', '.join(get_args(Precision))}")
+        self.module = unwrapped(module)
+        self.spec = spec
+        self.preprocessing = preprocessing
+        self.score = score
+        self.class_names = None if class_names is None else tuple(class_names)
+        self.precision = precision
+        self.chunks = Chunks(batch_size)
+        self._output = output
+        self._lock = lock_of(self.module)
+        self._digest: tuple[object, str] = (None, "")  # of which versions of the weights, and the digest
+        self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
+        self._num_classes: int | None = None
+
+    def __repr__(self) -> str:
+        return f"TargetModel({self.spec!r}, score={self.score.name!r}, device={str(self.device)!r})"
+
+    # What it is
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's parameters live."""
+        return next((p.device for p in self._tensors()), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of the model's parameters."""
+        return next((p.dtype for p in self._tensors() if p.is_floating_point()), torch.float32)
+
+    @property
+    def digest(self) -> str:
+        """Digest of the weights: two models with equal digests compute the same function of the same architecture.
+
+        Found once, and again after the weights were trained or loaded anew (unless behind autograd's back, by `.data`).
+        """
+        state = self.module.state_dict()
+        versions = [(t.data_ptr(), -1 if t.is_inference() else t._version) for t in state.values()]
+        if self._digest[0] != versions:
+            self._digest = versions, state_digest(state)
+        return self._digest[1]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the outputs tell apart."""
+        if self._num_classes is None:
+            if self.preprocessing is None:
+                raise ModelError(f"{self.spec}: the number of classes is unknown until an input size is stated")
+            shape = (1, len(self.preprocessing.mean), *self.preprocessing.size)
+            self.outputs(torch.zeros(shape, device=self.device))
+        assert self._num_classes is not None
+        return self._num_classes
+
+    def class_name(self, index: int) -> str:
+        """A readable name of the class."""
+        if self.class_names is not None and index < len(self.class_names):
+            return self.class_names[index]
+        return f"class {index}"
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from self.module.parameters()
+        yield from self.module.buffers()
+
+    # Running it
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """Raw outputs (B, K), in chunks, following the caller's gradient mode for `inputs` that need gradients."""
+        is_differentiable = inputs.requires_grad and torch.is_grad_enabled()
+        inputs = inputs.to(self.device)
+        self.passes["forward"] += len(inputs)
+        with self.undisturbed(), autograd(is_differentiable), self._autocast():
+            return torch.cat(self.chunks.run(lambda part: self._forward(inputs[part]), len(inputs)))
+
+    def scores(self, inputs: Tensor, classes: Tensor) -> Tensor:
+        """The reported score (B,) of each input's class."""
+        return self.score(self.outputs(inputs), classes)
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        # A copy, because a model may work in place on its input, and the caller's tensor is not ours to change.
+        outputs = read_outputs(self.module(inputs.to(self.dtype).clone()), self._output)
+        if len(outputs) != len(inputs):
+            raise ModelError(f"{self.spec} returned {len(outputs)} rows for {len(inputs)} images")
+        self._num_classes = self.score.num_classes(outputs)
+        return outputs.float() if outputs.dtype in _HALF.values() else outputs
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, _HALF[self.precision])
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Evaluation mode, alone with the model; flags and random state are restored whatever happens."""
+        with self._lock, evaluating(self.module), preserved_random_state(self.device):
+            yield
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """Passes inside the block are our own curiosity, not the cost of a method."""
+        before = self.passes.copy()
+        try:
+            yield
+        finally:
+            self.passes.clear()
+            self.passes.update(before)
+
+    # Pixels and classes
+
+    def to_inputs(self, pixels: Tensor) -> Tensor:
+        """Pixels in [0, 1] to normalised model inputs."""
+        return self.stated_preprocessing().normalise(pixels)
+
+    def to_pixels(self, inputs: Tensor) -> Tensor:
+        """Normalised model inputs to pixels in [0, 1]."""
+        return self.stated_preprocessing().denormalise(inputs)
+
+    def stated_preprocessing(self) -> Preprocessing:
+        """How pictures become inputs; a plain module must have stated it."""
+        if self.preprocessing is None:
+            raise ModelError(f"{self.spec}: state input_size, mean and std in load_model to explain pictures")
+        return self.preprocessing
+
+    def check_classes(self, classes: Tensor | Sequence[int]) -> None:
+        """Refuses class indices that the model does not have."""
+        indices = classes.flatten().tolist() if isinstance(classes, Tensor) else classes
+        wrong = [index for index in indices if not 0 <= index < self.num_classes]
+        if wrong:
+            raise TargetError(f"class {wrong[0]} does not exist; {self.spec} has classes 0 to {self.num_classes - 1}")
+
+    def _input_shape(self, size: Sequence[int] | None) -> tuple[int, int, int]:
+        """(C, H, W) from itself, from (H, W), or from what is stated."""
+        height, width = (self.stated_preprocessing().size if size is None else size)[-2:]
+        if size is not None and len(size) == 3:
+            return size[0], height, width
+        return 3 if self.preprocessing is None else len(self.preprocessing.mean), height, width
