@@ -71,13 +71,19 @@ class Card:
         best = max(self.floors, key=lambda name: self.floors[name].ins_del)
         beats = self.curves.ins_del > self.floors[best].ins_del
         verdict = (
-            f"Ins-Del {self.curves.ins_del:.2f}, {'above' if beats else 'not above'} the best floor "
-            f"({best} {self.floors[best].ins_del:.2f})"
+            f"Ins-Del {two_digits(self.curves.ins_del)}, {'above' if beats else 'not above'} the best floor "
+            f"({best} {two_digits(self.floors[best].ins_del)})"
         )
         return (
             f"Removing the top {_SHOWN:.0%} of pixels {verb} the {self.score_name} from {before:.2f} to {after:.2f}; "
             f"random pixels: to {random_after:.2f}. {verdict}."
         )
+
+
+def two_digits(value: float) -> str:
+    """A score for people: two digits, and no minus sign before a zero."""
+    text = f"{value:.2f}"
+    return "0.00" if text == "-0.00" else text
 
 
 class CardMaker:

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 from torch import Tensor
 
-from aha.cards import Card
+from aha.cards import Card, two_digits
 from aha.colours import DIVERGING, SEQUENTIAL, is_signed, lookup_table, scale_of
 from aha.explanation import Explanation, Subject
 from aha.models import TargetModel
@@ -138,7 +138,7 @@ def photograph(
         cells = [_cell(explanation, index) for explanation in explanations]
         cells = (
             [
-                replace(cell, notes=[f"Ins-Del {card.curves.ins_del:.2f}"])
+                replace(cell, notes=[f"Ins-Del {two_digits(card.curves.ins_del)}"])
                 for cell, card in zip(cells, known, strict=True)
             ]
             if known
