@@ -20,7 +20,6 @@ from aha.methods import METHODS, Method, load_method
 from aha.models import load_model
 from fakes import BUILDERS, CLASSES, SIZE, Boom, Fuse, changes, snapshot, surroundings, tensor_state
 
-
 # Methods whose required parameters are more than inner methods: how to write one that can run here.
 EXAMPLES: dict[str, str] = {}
 
