@@ -266,7 +266,7 @@ def counting_model() -> tuple[Counting, TargetModel]:
 
 
 def test_six_metrics_share_every_forward_pass() -> None:
-    """Two sequences per reference, their ends shared: 2 x 3 x (steps - 1), plus the 3 references and the clean image."""
+    """Two sequences per reference, ends shared: 2 x 3 x (steps - 1) images, 3 references, the clean image once."""
     module, model = counting_model()
     sample, steps = Sample(model, "s", torch.rand(3, 16, 16)), 8
     names = ("deletion", "insertion", "ins_del", "positive", "negative", "neg_pos")
