@@ -39,9 +39,9 @@ def explain(
 
     Args:
         model: from `aha.load_model`, or what that accepts.
-        images: a path, folder, PIL image, array (H, W[, 3]) of uint8 or of floats in [0, 1], uint8 tensor ([B,] C, H, W),
-            a list of these, or model inputs that are normalised already: a float tensor ([B,] C, H, W), or a DataLoader
-            of them.
+        images: a path, folder, PIL image, array (H, W[, 3]) of uint8 or of floats in [0, 1], uint8 tensor
+            ([B,] C, H, W), a list of these, or model inputs that are normalised already: a float tensor
+            ([B,] C, H, W), or a DataLoader of them.
         method: text such as `"integrated_gradients(steps=50)"`, or a method.
         target: `"top1"`, `"top5"`, `"label"`, a class index or name, one of them per image, or several per image.
         labels: true classes, for `target="label"`.
