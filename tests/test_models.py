@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import aha
-from aha.errors import CapabilityError, ModelError, SpecError, UnknownName, WeightsError
+from aha.errors import CapabilityError, MapWarning, ModelError, SpecError, UnknownName, WeightsError
 from aha.models import TargetModel, load_model
 from aha.models.memory import Chunks
 from aha.models.rules import OPERATIONS
@@ -880,9 +880,26 @@ def test_readout_is_what_the_head_reads(name: str, images: Tensor) -> None:
 
 
 def test_an_untrained_head_is_read_as_usual() -> None:
-    module = tiny_vit()
+    """As it is before fine-tuning; what is found out is forgotten, since training will change it."""
+    module = tiny_vit(global_pool="avg")
+    trained = module.head.weight.detach().clone()
     nn.init.zeros_(module.head.weight)
-    assert load_model(module).readout((SIZE, SIZE)).nonzero().flatten().tolist() == [0]
+    model = load_model(module)
+    assert model.readout((SIZE, SIZE)).nonzero().flatten().tolist() == [0]
+    assert model.cam_stage((SIZE, SIZE)) == 2
+    with pytest.warns(MapWarning, match="is flat at 0"):
+        aha.explain(model, torch.randn(1, 3, SIZE, SIZE), "grad_cam(form='features')")
+    with torch.no_grad():
+        module.head.weight.copy_(trained)
+    assert model.readout((SIZE, SIZE)).sum() == 16
+    module = tiny_vit()
+    trained = module.head.weight.detach().clone()
+    nn.init.zeros_(module.head.weight)
+    model = load_model(module)
+    assert model.cam_stage((SIZE, SIZE)) == 2
+    with torch.no_grad():
+        module.head.weight.copy_(trained)
+    assert model.cam_stage((SIZE, SIZE)) == 1
 
 
 def test_class_activation_needs_places_that_are_read() -> None:

@@ -81,10 +81,13 @@ class TargetModel(RunnableModel):
         """
         shape = self._input_shape(size)
         if shape not in self._cam_stages:
-            self._cam_stages[shape] = self._find_cam_stage(shape)
+            stage = self._find_cam_stage(shape)
+            if stage is None:  # an untrained head of zeros: assume the usual one, and look again next time
+                return len(self.structure(shape).stages) - 1
+            self._cam_stages[shape] = stage
         return self._cam_stages[shape]
 
-    def _find_cam_stage(self, shape: tuple[int, int, int]) -> int:
+    def _find_cam_stage(self, shape: tuple[int, int, int]) -> int | None:
         count = len(self.structure(shape).stages)
         for stop in (count, *range(count - 1, 0, -4)):  # the last, as a rule, or one of the last few
             stages = range(max(0, stop - (1 if stop == count else 4)), stop)
@@ -92,7 +95,7 @@ class TargetModel(RunnableModel):
             read = [stage for stage, slope in zip(stages, found, strict=True) if bool(slope.any())]
             if read:
                 return read[-1]
-        raise CapabilityError(f"{self.spec}: its outputs depend on no place of any stage; use a gradient method")
+        return None
 
     def _output_gradients(
         self, shape: tuple[int, int, int], *, features: Sequence[int] = (), tokens: bool = False
@@ -116,8 +119,9 @@ class TargetModel(RunnableModel):
             with autograd(False):
                 (found,) = self._output_gradients(shape, tokens=True)  # (1, T, D)
                 reads = found[0].abs().amax(dim=1) > 0  # (T,)
-                if not reads.any():  # an untrained head of zeros: assume the usual reading
+                if not reads.any():  # an untrained head of zeros: assume the usual reading, and look again next time
                     reads[: 1 if self.structure(shape).blocks[0].layout.prefix else None] = True
+                    return reads
             self._readouts[shape] = reads
         return self._readouts[shape]
 
