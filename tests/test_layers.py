@@ -22,8 +22,10 @@ errors statistics
 registry images results information __init__
 spec scores preprocessing colours labelled
 models render
-methods references perturbation targets mosaics
-metrics learned
+references perturbation targets mosaics
+learned
+methods
+metrics
 cards protocols figures
 explanation score_table catalogue
 batches gallery
@@ -44,6 +46,7 @@ DOORS = {
     "typer": {"cli"},
     "rich": {"cli"},
     "jinja2": {"gallery"},
+    "accelerate": {"learned"},
     "captum": set(),
 }
 

@@ -6,6 +6,7 @@ ImageError that says what to do. Transparent pixels are composited over white.
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,7 @@ IMAGE_SUFFIXES = frozenset(
 )
 """Lower-case file name endings that a folder is searched for."""
 
-ImageSource: TypeAlias = str | Path | Image.Image | npt.NDArray[Any] | torch.Tensor
+ImageSource: TypeAlias = str | Path | bytes | Image.Image | npt.NDArray[Any] | torch.Tensor
 """What one picture can be read from."""
 
 # An allow-list because some of Pillow's formats do more than decode: EPS runs Ghostscript on the file.
@@ -67,8 +68,8 @@ def read_image(source: ImageSource) -> Image.Image:
     16-bit greyscale (Pillow's mode `I` included) is scaled to 8 bits. Animations give their first frame.
 
     Args:
-        source: A file; a Pillow image; an array of shape (H, W) or (H, W, C) with C of 1, 3 or 4 that holds
-            uint8, uint16, bool, or floats in [0, 1]; or a uint8 tensor of shape (C, H, W).
+        source: A file, or its content as bytes; a Pillow image; an array of shape (H, W) or (H, W, C) with C of 1, 3
+            or 4 that holds uint8, uint16, bool, or floats in [0, 1]; or a uint8 tensor of shape (C, H, W).
 
     Raises:
         ImageError: The picture cannot be read or its values are ambiguous.
@@ -107,7 +108,7 @@ def iter_pictures(
     Raises:
         ImageError: While iterating, at the first picture that cannot be read, unless `on_error` takes it.
     """
-    sources = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str) else [inputs]
+    sources = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes) else [inputs]
     if not sources:
         raise ImageError("no pictures were given")
     position = 0
@@ -147,6 +148,8 @@ def _walk(folder: Path) -> Iterator[Path]:
 def _read(source: ImageSource, name: str) -> Image.Image:
     if isinstance(source, str | Path):
         return _from_file(Path(source), name)
+    if isinstance(source, bytes):
+        return _from_file(io.BytesIO(source), name)
     if isinstance(source, Image.Image):
         return _decode(source, name)
     if isinstance(source, np.ndarray):
@@ -156,7 +159,7 @@ def _read(source: ImageSource, name: str) -> Image.Image:
     raise ImageError(f"{name}: cannot read a picture from {type(source).__name__}; give a path, image or array")
 
 
-def _from_file(path: Path, name: str) -> Image.Image:
+def _from_file(path: Path | io.BytesIO, name: str) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)

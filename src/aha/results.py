@@ -96,7 +96,7 @@ class ResultFolder:
         names = {"map": f"{stem}.npz", "heatmap": f"{stem}_heatmap.png", "overlay": f"{stem}_overlay.png"}
         arrays = io.BytesIO()
         np.savez_compressed(arrays, map=item.original_map, model_map=item.model_map, seen=item.seen)
-        with _writing(self.folder):
+        with writing(self.folder):
             (self.folder / stem).parent.mkdir(exist_ok=True)
             write_atomically(self.folder / names["map"], lambda file: file.write(arrays.getvalue()))
             write_atomically(self.folder / names["heatmap"], lambda file: item.heatmap.save(file, format="PNG"))
@@ -127,7 +127,7 @@ class ResultFolder:
         }
         path = self.folder / MANIFEST
         text = json.dumps(manifest, indent=1).encode()
-        with _writing(self.folder):
+        with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, lambda file: file.write(text))
             (self.folder / JOURNAL).unlink(missing_ok=True)
@@ -174,7 +174,7 @@ class ResultFolder:
 
 def check_writable(folder: Path) -> None:
     """Refuses a folder that cannot be written to, or could not be made; creates nothing."""
-    with _writing(folder):
+    with writing(folder):
         existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         if not existing.is_dir():
             raise OutputError(f"cannot write to {folder}: {existing} is not a folder")
@@ -205,7 +205,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
+    """Turns an error of the disk into one line."""
     try:
         yield
     except OSError as error:

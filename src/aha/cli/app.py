@@ -12,6 +12,7 @@ from aha.cli.doctor import doctor
 from aha.cli.evaluate import evaluate
 from aha.cli.explain import explain
 from aha.cli.listing import list_things
+from aha.cli.train import export, train
 
 app = typer.Typer(
     name="aha",
@@ -21,6 +22,8 @@ app = typer.Typer(
 )
 app.command()(explain)
 app.command()(evaluate)
+app.command()(train)
+app.command()(export)
 app.command("list")(list_things)
 app.command()(doctor)
 app.command()(demo)

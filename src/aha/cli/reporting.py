@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -68,6 +68,36 @@ def progress_bar(task: str, total: int, *, shown: bool) -> Iterator[Callable[[in
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(task, total=total)
         yield lambda count: progress.advance(bar, count)
+
+
+@contextmanager
+def training_bar(steps: int, *, shown: bool) -> Iterator[Callable[[Mapping[str, float]], None]]:
+    """A function that shows each step's figures: a bar with the time left on a terminal, else a line now and then."""
+    if not shown:
+        yield lambda record: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("", total=steps)
+            yield lambda record: progress.update(bar, completed=record["step"] + 1, description=_figures(record))
+    else:
+        every = max(1, steps // 50)
+
+        def line(record: Mapping[str, float]) -> None:
+            done = int(record["step"]) + 1
+            if done % every == 0 or done == steps or "validation_ins_del" in record:
+                typer.echo(f"step {done}/{steps} {_figures(record)}", err=True)
+
+        yield line
+
+
+def _figures(record: Mapping[str, float]) -> str:
+    names = ("loss", "deletion", "insertion", "peaks", "validation_ins_del")
+    parts = [f"{name} {record[name]:.3f}" for name in names if name in record]
+    return "  ".join([*parts, f"{record['images_per_second']:.1f} images/s"])
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class DecoderConfig:
     channels: tuple[int, ...]
     class_dim: int
     width: int = 64
-    stride: int = 8
+    stride: int = 16
     starts_from_evidence: bool = True
 
 

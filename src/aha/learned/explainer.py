@@ -16,18 +16,21 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from aha import __version__
-from aha.errors import AhaWarning, ModelError, OutputError, WeightsError
+from aha.errors import AhaWarning, ModelError, SpecError, WeightsError
 from aha.learned.decoder import Decoder, DecoderConfig
+from aha.learned.settings import ENCODERS, Design
 from aha.models import TargetModel, load_model
+from aha.models.hooks import preserved_random_state
 from aha.models.weights import load_weights
-from aha.results import write_atomically
+from aha.results import write_atomically, writing
 
-Conditioning = Literal["head", "embedding"]
+Conditioning = Literal["head", "embedding"]  # as built: "auto" is decided
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 _LEVELS = 4
 
@@ -42,8 +45,7 @@ class ExplainerConfig:
 
     Attributes:
         target: spec of the explained model, and the digest of its weights.
-        encoder: "target" for the explained model's own features, else a model spec such as
-            `timm:vit_large_patch16_dinov3.lvd1689m`.
+        encoder: "target" for the explained model's own features, else a model spec.
         stages: encoder stages that are read, shallow to deep.
         conditioning: "head", the target's classifier weights, or "embedding", a learned table.
         num_classes: of the target.
@@ -80,38 +82,53 @@ class Explainer(nn.Module):
         self._encoder: TargetModel | None = None
 
     @classmethod
-    def for_target(
-        cls,
-        target: TargetModel,
-        *,
-        encoder: str = "target",
-        conditioning: Conditioning = "head",
-        stages: Sequence[int] | None = None,
-        width: int = 64,
-        stride: int = 8,
-        class_dim: int = 256,
-    ) -> Self:
-        """A fresh explainer whose sizes fit the target and the encoder."""
-        source = target if encoder == "target" else load_model(encoder)
-        chosen = tuple(stages) if stages is not None else default_stages(source)
+    def for_target(cls, target: TargetModel, design: Design | None = None, *, seed: int = 0) -> Self:
+        """A fresh explainer whose sizes fit the target and the encoder; "auto" conditioning means "head"."""
+        design = design or Design()
+        conditioning: Conditioning = "embedding" if design.conditioning == "embedding" else "head"
+        named, blocks = ENCODERS.get(design.encoder, (design.encoder, None))
+        source = target if named == "target" else _load_encoder(named, target)
+        stages = design.stages or blocks or default_stages(source)
+        if not 0 <= min(stages) <= max(stages) < len(source.structure().stages):
+            raise SpecError(f"stages={stages}: {source.spec} has the stages 0 to {len(source.structure().stages) - 1}")
         preprocessing = source.stated_preprocessing()
         blank = torch.zeros(1, len(preprocessing.mean), *preprocessing.size, device=source.device)
-        features, _ = source.features(blank, chosen)
-        dim = target.class_vectors.shape[1] if conditioning == "head" else class_dim
-        decoder = DecoderConfig(tuple(f.shape[1] for f in features), dim, width, stride)
-        config = ExplainerConfig(target.spec, target.digest, encoder, chosen, conditioning, target.num_classes, decoder)
-        explainer = cls(config)
-        explainer._encoder = None if encoder == "target" else source
+        features, _ = source.features(blank, stages)
+        decoder = DecoderConfig(
+            tuple(f.shape[1] for f in features),
+            target.class_vectors.shape[1] if conditioning == "head" else design.class_dim,
+            design.width,
+            design.stride,
+        )
+        with preserved_random_state(seed=seed):
+            explainer = cls(
+                ExplainerConfig(target.spec, target.digest, named, stages, conditioning, target.num_classes, decoder)
+            )
+        explainer._encoder = None if named == "target" else source
         return explainer.to(target.device)
 
+    def adopt_encoder(self, other: Explainer) -> None:
+        """Uses the encoder that another explainer has loaded already."""
+        self._encoder = other._encoder
+
     def features(self, target: TargetModel, inputs: Tensor) -> list[Tensor]:
-        """Encoder features of target inputs (B, C, H, W); a foreign encoder gets the same pixels in its own scale."""
+        """Encoder features of target inputs (B, C, H, W)."""
         if self.config.encoder == "target":
             return target.features(inputs, self.config.stages)[0]
         if self._encoder is None:
-            self._encoder = load_model(self.config.encoder, device=target.device)
+            self._encoder = _load_encoder(self.config.encoder, target)
+        # The same pixels in the encoder's own scale, and at the size it was built for.
         pixels = target.to_pixels(inputs)
+        size = self._encoder.stated_preprocessing().size
+        if pixels.shape[-2:] != size:
+            pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True).clamp(0, 1)
         return self._encoder.features(self._encoder.to_inputs(pixels), self.config.stages)[0]
+
+    def features_and_outputs(self, target: TargetModel, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Encoder features, and the target's outputs (B, K): of the same pass, if the target is the encoder."""
+        if self.config.encoder == "target":
+            return target.features(inputs, self.config.stages)
+        return self.features(target, inputs), target.outputs(inputs)
 
     def class_vectors(self, target: TargetModel, classes: Tensor) -> Tensor:
         """Vectors (B, D) that stand for the classes (B,)."""
@@ -146,21 +163,19 @@ class Explainer(nn.Module):
                 stacklevel=3,
             )
 
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Writes weights, config and model card; returns the folder."""
+    def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Path:
+        """Writes weights, config and model card; returns the folder. Half precision halves the size."""
         folder = Path(folder)
-        state = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
+        state = {name: value.detach().cpu().to(dtype).contiguous() for name, value in self.state_dict().items()}
         content = {
             WEIGHTS: save(state),
             CONFIG: json.dumps(asdict(self.config), indent=1).encode(),
             CARD: model_card(self.config).encode(),
         }
-        try:
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for name, data in content.items():
                 write_atomically(folder / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
-        except OSError as error:
-            raise OutputError(f"cannot write the explainer to {folder}: {error.strerror or error}") from error
         return folder
 
     @classmethod
@@ -189,6 +204,12 @@ class Explainer(nn.Module):
             self.save_pretrained(folder)
             api.create_repo(repository, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=repository, folder_path=folder))
+
+
+def _load_encoder(spec: str, target: TargetModel) -> TargetModel:
+    """A frozen encoder beside the target: same device, same precision, same input size."""
+    size = target.stated_preprocessing().size
+    return load_model(spec, input_size=size, device=target.device, precision=target.precision)
 
 
 def default_stages(encoder: TargetModel) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ Symbols: A (B, H, W) the map; m (B, S, K) soft top-k masks; I0 the reference; t 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,15 +54,15 @@ def soft_masks(
     counts: Tensor,
     temperature: float,
     config: ObjectiveConfig,
-    generator: torch.Generator | None = None,
+    generators: Sequence[torch.Generator] | None = None,
 ) -> Tensor:
-    """Soft top-k masks (B, S, K) of the regions of maps (B, H, W); noisy if a generator is given."""
+    """Soft top-k masks (B, S, K) of the regions of maps (B, H, W); noisy if given one generator per image."""
     scores = standardised(regions.pool(maps.float()))  # (B, K)
-    columns = len(counts) + 1 if config.binned else regions.count
+    shape = (regions.count, len(counts) + 1 if config.binned else regions.count)
     noise = None
-    if generator is not None and config.noise:
+    if generators is not None and config.noise:
         scale = config.noise / temperature if config.literal_noise else config.noise
-        noise = scale * gumbel_noise((*scores.shape, columns), generator, scores)
+        noise = scale * torch.stack([gumbel_noise(shape, generator, scores) for generator in generators])
     make = soft_masks_binned if config.binned else soft_masks_full
     return make(scores, counts.to(scores.device), temperature, noise=noise, iterations=config.iterations)
 

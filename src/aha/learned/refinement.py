@@ -1,21 +1,23 @@
 """Test-time refinement (paper section 3.3): a few gradient steps on a copy of the decoder, for each image its own.
 
-Deterministic: final temperature, no noise, a fixed grid, steps at the middles of their strata, and the mean over the
-three references at every step. A batch is refined in parallel: each image has its own copy of the decoder's parameters,
-stacked along a first axis, so that the result equals refining one image at a time. The explainer itself is not touched.
+Deterministic: final temperature, no noise, a fixed grid, steps at the middles of their strata. The references take
+turns along the steps of a sequence, so that every gradient step sees all of them at the cost of one, and losses of
+successive steps can be compared. A batch is refined in parallel: each image has its own copy of the decoder's
+parameters, stacked along a first axis, so that the result equals refining one image at a time. The explainer itself is
+not touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
 from aha.learned.explainer import Explainer
-from aha.learned.loss import ObjectiveConfig, objective, soft_masks
+from aha.learned.loss import ObjectiveConfig, isolated_peaks, perturbed_scores, soft_masks
 from aha.learned.regions import grid_regions, stratified_counts
 from aha.models import TargetModel
 from aha.references import Black, Blur, Mean, Reference
@@ -27,19 +29,27 @@ class RefinementConfig:
 
     Attributes:
         learning_rate: of Adam, fresh for each image.
+        epsilon: of Adam. Large enough that gradients which are rounding errors move nothing, so that an image's map
+            does not depend on the images beside it.
         grid: cells along the shorter side.
         steps: perturbation steps S per sequence.
         clip: largest norm of an image's gradient.
-        references: averaged over at every step.
+        references: they take turns along the steps.
         objective: weights of the loss.
     """
 
     learning_rate: float = 1e-3
+    epsilon: float = 1e-5
     grid: int = 14
     steps: int = 8
     clip: float = 1.0
     references: tuple[Reference, ...] = (Black(), Mean(), Blur())
     objective: ObjectiveConfig = field(default_factory=lambda: ObjectiveConfig(noise=0.0))
+
+    @property
+    def cost(self) -> int:
+        """Perturbed images per image and gradient step, each forward and backward."""
+        return 2 * self.steps
 
 
 def refined_maps(
@@ -52,57 +62,185 @@ def refined_maps(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Maps (B, H, W) and soft losses (B,) after 0, 1, ..., `rounds` gradient steps.
 
+    The loss that comes with a map was measured on it, so the last map costs one more measurement than gradient steps.
     `target` may be another model than the explainer was trained for; then its answers are what the maps move towards.
     """
-    config = config or RefinementConfig()
-    size = (inputs.shape[-2], inputs.shape[-1])
-    features = explainer.features(target, inputs)
-    vectors = explainer.class_vectors(target, classes).detach()
-    explainer.eval()
-    with torch.inference_mode(False), torch.enable_grad():
-        features = [f.float().clone() for f in features]
-        copies = {  # one decoder per image
-            name: value.detach().expand(len(inputs), *value.shape).clone().requires_grad_()
-            for name, value in explainer.decoder.named_parameters()
-        }
-        optimiser = torch.optim.AdamW(copies.values(), lr=config.learning_rate, weight_decay=0.0)
-
-        def draw(parameters: dict[str, Tensor], vector: Tensor, *levels: Tensor) -> Tensor:
-            batch = [level[None] for level in levels]
-            maps: Tensor = functional_call(explainer.decoder, parameters, (batch, vector[None], size))
-            return maps[0]
-
-        for step in range(rounds + 1):
-            maps = vmap(draw)(copies, vectors, *features)  # (B, H, W)
-            losses = _losses(explainer, target, inputs, classes, maps, config)
-            yield maps.detach(), losses.detach()
-            if step == rounds:
-                return
-            optimiser.zero_grad()
-            losses.sum().backward()  # type: ignore[no-untyped-call]  # images share nothing: their gradients are their own
-            _clip_each(copies, config.clip)
-            optimiser.step()
+    refining = Refining.start(explainer, target, inputs, classes, config or RefinementConfig())
+    for _ in range(rounds):
+        maps, losses = refining.maps(), refining.losses()
+        yield maps, losses
+        refining.step()
+    yield refining.maps(), refining.losses()
 
 
-def _losses(
+def refine(
     explainer: Explainer,
     target: TargetModel,
     inputs: Tensor,
     classes: Tensor,
-    maps: Tensor,
-    config: RefinementConfig,
+    rounds: int,
+    config: RefinementConfig | None = None,
 ) -> Tensor:
-    """The objective (B,), averaged over the references."""
-    regions = grid_regions((inputs.shape[-2], inputs.shape[-1]), config.grid, (0.0, 0.0), maps)
-    counts = stratified_counts(regions.count, config.steps)
-    masks = soft_masks(maps, regions, counts, explainer.config.temperature, config.objective)  # (B, S, K)
-    pixels = target.to_pixels(inputs)
-    total = torch.zeros(len(inputs), device=maps.device)
-    for reference in config.references:
-        blank = reference(target, pixels, classes)
-        parts = objective(target, inputs, classes, blank, maps, masks, regions, config.objective)
-        total = total + parts["loss"] / len(config.references)
-    return total
+    """Maps (B, H, W) after `rounds` gradient steps; nothing is measured after the last one."""
+    refining = Refining.start(explainer, target, inputs, classes, config or RefinementConfig())
+    for _ in range(rounds):
+        refining.losses()
+        refining.step()
+    return refining.maps()
+
+
+def refine_until_settled(
+    explainer: Explainer,
+    target: TargetModel,
+    inputs: Tensor,
+    classes: Tensor,
+    most: int,
+    config: RefinementConfig | None = None,
+    *,
+    improvement: float = 0.01,
+) -> tuple[Tensor, Tensor]:
+    """Maps (B, H, W) and the gradient steps (B,) that each image took: at most `most`.
+
+    An image is done when a step lowers its own soft loss by less than `improvement`; the others go on without it. It
+    keeps the map with its lowest loss.
+    """
+    config = config or RefinementConfig()
+    going = torch.arange(len(inputs), device=inputs.device)  # rows that are still refined
+    refining = Refining.start(explainer, target, inputs, classes, config)
+    best_maps, best_losses = refining.maps(), refining.losses()
+    taken = torch.zeros_like(going)
+    for _ in range(most):
+        refining.step()
+        taken[going] += 1
+        maps, losses = refining.maps(), refining.losses()
+        gain = best_losses[going] - losses
+        better = gain > 0
+        best_maps[going[better]], best_losses[going[better]] = maps[better], losses[better]
+        goes_on = gain >= improvement
+        if not goes_on.any():
+            break
+        if not goes_on.all():
+            going = going[goes_on]
+            refining = refining.subset(goes_on)
+    return best_maps, taken
+
+
+@dataclass
+class Refining:
+    """A batch on its way, one decoder copy per image: `maps` and `losses` as they are now, `step` to go on.
+
+    Attributes:
+        pixels: images (B, C, H, W) in [0, 1].
+        references: one (B, C, H, W) per kind.
+        features: the encoder's, shallow to deep.
+        vectors: class vectors (B, D).
+        copies: the decoder's parameters, each stacked along a first axis (B, ...).
+    """
+
+    explainer: Explainer
+    target: TargetModel
+    config: RefinementConfig
+    pixels: Tensor
+    classes: Tensor
+    references: list[Tensor]
+    features: list[Tensor]
+    vectors: Tensor
+    copies: dict[str, Tensor]
+
+    def __post_init__(self) -> None:
+        self.explainer.eval()
+        self._optimiser = torch.optim.Adam(self.copies.values(), lr=self.config.learning_rate, eps=self.config.epsilon)
+        self._drawn: Tensor | None = None
+        self._losses: Tensor | None = None
+
+    @classmethod
+    def start(
+        cls, explainer: Explainer, target: TargetModel, inputs: Tensor, classes: Tensor, config: RefinementConfig
+    ) -> Refining:
+        """Every image with the explainer's own weights."""
+        with torch.inference_mode(False), torch.no_grad():
+            pixels = target.to_pixels(inputs.clone())
+            return cls(
+                explainer,
+                target,
+                config,
+                pixels,
+                classes,
+                [reference(target, pixels, classes) for reference in config.references],
+                [f.float().clone() for f in explainer.features(target, inputs)],
+                explainer.class_vectors(target, classes).detach().clone(),
+                {
+                    name: value.detach().expand(len(inputs), *value.shape).clone().requires_grad_()
+                    for name, value in explainer.decoder.named_parameters()
+                },
+            )
+
+    def maps(self) -> Tensor:
+        """The maps (B, H, W) of the copies as they are."""
+        if self._drawn is None:
+            size = (self.pixels.shape[-2], self.pixels.shape[-1])
+            decoder = self.explainer.decoder
+
+            def draw(parameters: dict[str, Tensor], vector: Tensor, *levels: Tensor) -> Tensor:
+                batch = [level[None] for level in levels]
+                maps: Tensor = functional_call(decoder, parameters, (batch, vector[None], size))
+                return maps[0]
+
+            with torch.inference_mode(False), torch.enable_grad():
+                self._drawn = vmap(draw)(self.copies, self.vectors, *self.features)
+        return self._drawn.detach()
+
+    def losses(self) -> Tensor:
+        """The objective (B,) of the maps."""
+        if self._losses is None:
+            self.maps()
+            assert self._drawn is not None
+            with torch.inference_mode(False), torch.enable_grad():
+                self._losses = self._objective(self._drawn)
+        return self._losses.detach()
+
+    def step(self) -> None:
+        """One gradient step of every copy."""
+        self.losses()
+        assert self._losses is not None
+        self._optimiser.zero_grad()
+        with torch.inference_mode(False), torch.enable_grad():
+            self._losses.sum().backward()  # type: ignore[no-untyped-call]  # images share nothing
+        _clip_each(self.copies, self.config.clip)
+        self._optimiser.step()
+        self._drawn = self._losses = None
+
+    def subset(self, rows: Tensor) -> Refining:
+        """The same work on some of the images (B,) only."""
+        part = replace(
+            self,
+            pixels=self.pixels[rows],
+            classes=self.classes[rows],
+            references=[reference[rows] for reference in self.references],
+            features=[f[rows] for f in self.features],
+            vectors=self.vectors[rows],
+            copies={name: value.detach()[rows].clone().requires_grad_() for name, value in self.copies.items()},
+        )
+        for former, copy in zip(self.copies.values(), part.copies.values(), strict=True):
+            state = self._optimiser.state[former]
+            part._optimiser.state[copy] = {k: v[rows] if v.dim() else v.clone() for k, v in state.items()}
+        return part
+
+    def _objective(self, maps: Tensor) -> Tensor:
+        config, target = self.config, self.target
+        regions = grid_regions((maps.shape[-2], maps.shape[-1]), config.grid, (0.0, 0.0), maps)
+        counts = stratified_counts(regions.count, config.steps)
+        masks = soft_masks(maps, regions, counts, self.explainer.config.temperature, config.objective)  # (B, S, K)
+        total = torch.zeros(len(maps), 2, device=maps.device)
+        for index, reference in enumerate(self.references):
+            turns = masks[:, index :: len(self.references)]
+            if turns.shape[1]:
+                scores = perturbed_scores(target, self.pixels, reference, self.classes, turns, regions)  # (B, 2, s)
+                total = total + scores.sum(dim=-1)
+        deletion, insertion = (total / config.steps).unbind(dim=1)
+        weights = config.objective
+        peaks = isolated_peaks(maps, weights.peak_kernel)
+        return weights.deletion * deletion - weights.insertion * insertion + weights.peaks * peaks
 
 
 def _clip_each(copies: dict[str, Tensor], limit: float) -> None:

@@ -1,13 +1,15 @@
 """Training an explainer: a plain loop, because the loop is part of the method.
 
-Every random choice of a step is drawn from a generator seeded by run and step, so that a resumed run continues with
-exactly the losses of an uninterrupted one.
+Every random choice follows from the seed and the step, or the seed and an image's place in the run. So a resumed run
+continues with exactly the losses of an uninterrupted one, and several processes draw what one would.
 
     out/
-      explainer/          the best explainer so far (config.json, model.safetensors, README.md)
+      run.json            target, data and settings of the run
+      explainer/          the best explainer so far by the hard metrics (config.json, model.safetensors, README.md)
       last/               the latest
-      state.pt            optimiser and schedule, for resuming; tensors only
+      state.pt            weights, optimiser and step, for resuming; tensors and numbers only
       metrics.jsonl       one line per step
+      tensorboard/        where TensorBoard is installed
 """
 
 from __future__ import annotations
@@ -15,130 +17,265 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from aha.errors import ImageError, ModelError, OutputError
+from aha.errors import CapabilityError, ImageError, ModelError, OutputError
 from aha.images import read_image
-from aha.labelled import LabelledImage
+from aha.learned.data import Batch, Sample, StepImages, find_samples, step_batches
+from aha.learned.engine import Engine, parts_of
 from aha.learned.explainer import Explainer
-from aha.learned.loss import ObjectiveConfig, objective, soft_masks
-from aha.learned.regions import GRID_SIZES, random_regions, stratified_counts
+from aha.learned.logbook import METRICS, Logbook
+from aha.learned.loss import objective, soft_masks
+from aha.learned.regions import random_regions, stratified_counts
+from aha.learned.seeds import HOLD_OUT, IMAGE, STEP, generator_for
+from aha.learned.settings import Design, Settings, TrainConfig
+from aha.learned.validation import hard_scores
 from aha.models import TargetModel
-from aha.references import Black, Blur, Mean, Reference
+from aha.references import Reference
+from aha.results import check_writable, write_atomically, writing
 
-STATE, METRICS, BEST, LAST = "state.pt", "metrics.jsonl", "explainer", "last"
+__all__ = ["BEST", "LAST", "METRICS", "TrainingError", "train"]
 
+RUN, STATE, BEST, LAST, FAILED = "run.json", "state.pt", "explainer", "last", "failed_batch.json"
 
-@dataclass(frozen=True)
-class TrainConfig:
-    """Settings of a run. Where the paper is silent the default is a choice of this project.
+# With fewer images of a class than this, a learned vector for it would know little more than its starting point.
+_ENOUGH_PER_CLASS = 50
 
-    Attributes:
-        steps: optimiser steps.
-        batch_size: images per step.
-        perturbations: steps S of each sequence.
-        learning_rate: peak of the one-cycle schedule.
-        weight_decay: of AdamW.
-        clip: largest gradient norm.
-        warm_up: share of the steps in which the learning rate rises.
-        hot: first temperature.
-        cold: last temperature, which refinement uses too; geometric in between.
-        grids: smallest and largest number of cells along the shorter side.
-        classes: chances of explaining the predicted class, the label, and the runner-up.
-        flip: mirror half of the images.
-        references: one is drawn per image.
-        objective: weights of the loss.
-        save_every: steps between saved states.
-        seed: of everything random.
-    """
-
-    steps: int = 300
-    batch_size: int = 8
-    perturbations: int = 8
-    learning_rate: float = 1e-3
-    weight_decay: float = 1e-3
-    clip: float = 1.0
-    warm_up: float = 0.1
-    hot: float = 0.1
-    cold: float = 0.01
-    grids: tuple[int, int] = GRID_SIZES
-    classes: tuple[float, float, float] = (0.5, 0.3, 0.2)
-    flip: bool = True
-    references: tuple[Reference, ...] = (Black(), Mean(), Blur())
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    save_every: int = 25
-    seed: int = 0
+Record = dict[str, float]
 
 
-PRESETS = {
-    "paper": TrainConfig(steps=40_000, batch_size=32, perturbations=16, learning_rate=3e-4, save_every=500),
-    "small": TrainConfig(),
-    "smoke": TrainConfig(steps=4, batch_size=2, perturbations=4, save_every=2),
-}
+class TrainingError(ModelError):
+    """Training cannot go on."""
 
 
 def train(
-    explainer: Explainer,
     target: TargetModel,
-    images: Sequence[LabelledImage],
-    config: TrainConfig,
+    data: str | Path,
     out: str | Path,
     *,
+    settings: Settings | None = None,
+    validation: str | Path | None = None,
     resume: bool = False,
-    on_step: Callable[[dict[str, float]], None] = lambda record: None,
+    on_step: Callable[[Record], None] = lambda record: None,
 ) -> Explainer:
-    """Trains the explainer's decoder and returns it; everything needed to continue is in `out`."""
-    out = Path(out)
-    if not images:
-        raise ImageError("no images to train on")
-    optimiser = torch.optim.AdamW(explainer.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
-    first = _restore(explainer, optimiser, out) if resume else _start(out)
-    explainer.train()
-    for step in range(first, config.steps):
-        started = time.perf_counter()
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate(config, step)
-        parts = training_step(explainer, target, images, config, step)
-        optimiser.zero_grad()
+    """Trains an explainer of the target and returns the best one, which is in `out/explainer`.
+
+    Args:
+        target: the model to explain; it is not changed.
+        data: images: a folder, one folder per class, a CSV file, or tar shards.
+        out: folder of the run; everything needed to continue is there.
+        settings: design and training; the preset `small` by default.
+        validation: images to measure on; by default some of `data` are held out for it.
+        resume: continue the run in `out`, which must have been started with the same settings.
+        on_step: called with each step's figures.
+    """
+    settings, out = settings or Settings(), Path(out)
+    config = settings.training
+    engine = Engine(target.device)
+    engine.check_batch(config.batch_size)
+    check_writable(out)
+    samples, held_out = _samples(target, data, validation, config)
+    description = {
+        "target": target.spec,
+        "target_digest": target.digest,
+        "images": len(samples),
+        "settings": settings.record(),
+    }
+    if engine.is_first:
+        (_check_same if resume else _start)(out, description)
+    engine.wait()
+    explainer = _fresh(target, settings.design, samples, config.seed)
+    engine.start_alike(explainer)
+    run = _Run(explainer, target, settings, out, engine, held_out)
+    return run.through(samples, resume=resume, on_step=on_step)
+
+
+class _Run:
+    """One training run, with everything that changes during it."""
+
+    def __init__(
+        self,
+        explainer: Explainer,
+        target: TargetModel,
+        settings: Settings,
+        out: Path,
+        engine: Engine,
+        held_out: Sequence[Sample],
+    ) -> None:
+        self.explainer, self.target, self.out, self.engine, self.held_out = explainer, target, out, engine, held_out
+        self.settings, self.config = settings, settings.training
+        self.optimiser = torch.optim.AdamW(
+            explainer.parameters(), lr=self.config.learning_rate, weight_decay=self.config.weight_decay
+        )
+        self.average = {name: value.clone() for name, value in explainer.state_dict().items()}  # of the weights
+        self.step = 0  # the next one
+        self.best = -math.inf
+        self.is_whole = True  # do weights, optimiser and step belong together?
+
+    def through(self, samples: Sequence[Sample], *, resume: bool, on_step: Callable[[Record], None]) -> Explainer:
+        """All remaining steps."""
+        if resume:
+            self._restore()
+        book = Logbook(self.out, self.step) if self.engine.is_first else None
+        images = StepImages(samples, self.target.stated_preprocessing(), self.config.seed)
+        steps = range(self.step, self.config.steps)
+        batches = step_batches(images, steps, self.config.batch_size, self.engine.share, self.config.workers)
+        self.explainer.train()
+        try:
+            for batch in batches:
+                record = self._one(batch)
+                if book is not None:
+                    book.add(record)
+                on_step(record)
+        except KeyboardInterrupt:
+            if self.is_whole:
+                self._save()
+            raise
+        finally:
+            if book is not None:
+                book.close()
+        return Explainer.from_pretrained(self.out / BEST, device=self.target.device)
+
+    def _one(self, batch: Batch) -> Record:
+        """One step, and what is due after it."""
+        config, started = self.config, time.perf_counter()
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate(config, self.step)
+        parts = training_step(self.explainer, self.target, batch, config, self.step)
+        self.optimiser.zero_grad()
         parts["loss"].mean().backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(explainer.parameters(), config.clip)
-        record = {name: float(value.detach().mean()) for name, value in parts.items()}
-        record |= {"step": step, "norm": float(norm), "seconds": time.perf_counter() - started}
+        self.engine.average_gradients(self.explainer)
+        norm = nn.utils.clip_grad_norm_(self.explainer.parameters(), config.clip)
+        record: Record = {"step": self.step, **self.engine.average(parts), "norm": float(norm)}
         if not math.isfinite(record["loss"]) or not math.isfinite(record["norm"]):
-            raise ModelError(f"the loss is not finite at step {step}; lower the learning rate, or check the images")
-        optimiser.step()
-        _log(out, record)
-        on_step(record)
-        if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
-            _save(explainer, optimiser, config, out, step + 1)
-    explainer.eval()
-    return explainer
+            self._stop(batch)
+        self.is_whole = False
+        self.optimiser.step()
+        self._update_average()
+        self.step += 1
+        self.is_whole = True
+        record["learning_rate"] = learning_rate(config, self.step - 1)
+        record["temperature"] = temperature(config, self.step - 1)
+        record["images_per_second"] = config.batch_size / (time.perf_counter() - started)
+        is_last = self.step == config.steps
+        if is_last or (config.validate_every and self.step % config.validate_every == 0):
+            record |= self._validate()
+        if is_last or self.step % config.save_every == 0:
+            self._save()
+        return record
+
+    def _update_average(self) -> None:
+        decay = min(self.config.ema, self.step / (self.step + 10))  # short at first: the start is soon forgotten
+        for name, value in self.explainer.state_dict().items():
+            self.average[name].lerp_(value, 1 - decay)
+
+    def _kept(self) -> Explainer:
+        """The explainer as it is saved and measured: with averaged weights if there is an average."""
+        explainer = Explainer(self.explainer.config).to(self.target.device)
+        explainer.adopt_encoder(self.explainer)
+        explainer.load_state_dict(self.average if self.config.ema else self.explainer.state_dict())
+        return explainer.eval()
+
+    def _validate(self) -> Record:
+        """Hard metrics on the held-out images; the best explainer is kept."""
+        explainer = self._kept()
+        scores = validation_scores(explainer, self.target, self.held_out, self.config, self.engine)
+        if scores["ins_del"] > self.best:
+            self.best = scores["ins_del"]
+            if self.engine.is_first:
+                self._described(explainer, scores).save_pretrained(self.out / BEST)
+        return {f"validation_{name}": value for name, value in scores.items()}
+
+    def _described(self, explainer: Explainer, scores: dict[str, float]) -> Explainer:
+        record = {**self.settings.record(), "finished": self.step}
+        explainer.config = replace(
+            explainer.config, temperature=self.config.cold, training=record, scores=scores or explainer.config.scores
+        )
+        return explainer
+
+    def _save(self) -> None:
+        if not self.engine.is_first:
+            return
+        state = {
+            "explainer": self.explainer.state_dict(),
+            "average": self.average,
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+            "best": self.best,
+        }
+        with writing(self.out):
+            write_atomically(self.out / STATE, lambda file: torch.save(state, file))
+        self._described(self._kept(), {}).save_pretrained(self.out / LAST)
+
+    def _restore(self) -> None:
+        state: dict[str, Any] = torch.load(self.out / STATE, weights_only=True, map_location=self.target.device)
+        self.explainer.load_state_dict(state["explainer"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.average, self.step, self.best = state["average"], int(state["step"]), float(state["best"])
+
+    def _stop(self, batch: Batch) -> None:
+        """Records the batch that cannot be learnt from."""
+        record = {"step": self.step, "seed": self.config.seed, "places": batch.places, "files": batch.files}
+        with writing(self.out):
+            write_atomically(self.out / FAILED, lambda file: file.write(json.dumps(record, indent=1).encode()))
+        raise TrainingError(
+            f"the loss is not finite at step {self.step}; the batch is in {self.out / FAILED}; "
+            "lower the learning rate, or look at its images"
+        )
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is drawn for each image of a batch.
+
+    Attributes:
+        flips: mirrored? (b,)
+        kinds: 0 the predicted class, 1 the label, 2 the runner-up (b,).
+        references: which reference (b,).
+        generators: one per image, for the noise.
+    """
+
+    flips: Tensor
+    kinds: Tensor
+    references: Tensor
+    generators: list[torch.Generator]
+
+    @classmethod
+    def drawn(cls, config: TrainConfig, places: Sequence[int]) -> Choices:
+        """The choices that belong to these places of the run."""
+        generators = [generator_for(config.seed, IMAGE, place) for place in places]
+        flips, kinds, references = torch.stack([torch.rand(3, generator=g) for g in generators]).unbind(dim=1)
+        chances = torch.tensor(config.classes).cumsum(dim=0)
+        return cls(
+            (flips < 0.5) & config.flip,
+            torch.searchsorted(chances / chances[-1], kinds.contiguous(), right=True).clamp(max=2),
+            (references * len(config.references)).long(),
+            generators,
+        )
 
 
 def training_step(
-    explainer: Explainer, target: TargetModel, images: Sequence[LabelledImage], config: TrainConfig, step: int
+    explainer: Explainer, target: TargetModel, batch: Batch, config: TrainConfig, step: int
 ) -> dict[str, Tensor]:
-    """The objective and its parts (B,) on the step's batch, all choices drawn from the step's own generator."""
-    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-    inputs, labels = _batch(target, images, config, step, generator)
+    """The objective and its parts (b,) on one process's share of a step."""
+    choices = Choices.drawn(config, batch.places)
+    inputs = torch.where(choices.flips[:, None, None, None], batch.inputs.flip(-1), batch.inputs).to(target.device)
     size = (inputs.shape[-2], inputs.shape[-1])
-    if explainer.config.encoder == "target":
-        features, outputs = target.features(inputs, explainer.config.stages)
-    else:
-        features, outputs = explainer.features(target, inputs), target.outputs(inputs)
-    classes = explained_classes(outputs, labels, config.classes, generator)
-    maps = explainer(features, explainer.class_vectors(target, classes), size)  # (B, H, W)
-    regions = random_regions(size, generator, maps, config.grids)
-    counts = stratified_counts(regions.count, config.perturbations, generator)
-    masks = soft_masks(maps, regions, counts, temperature(config, step), config.objective, generator)
-    blank = _references(target, inputs, classes, config.references, generator)
-    return objective(target, inputs, classes, blank, maps, masks, regions, config.objective)
+    features, outputs = explainer.features_and_outputs(target, inputs)
+    classes = explained_classes(outputs, batch.labels, choices.kinds)
+    maps = explainer(features, explainer.class_vectors(target, classes), size)  # (b, H, W)
+    shared = generator_for(config.seed, STEP, step)  # one grid and one set of steps for the whole batch
+    regions = random_regions(size, shared, maps, config.grids)
+    counts = stratified_counts(regions.count, config.perturbations, shared)
+    masks = soft_masks(maps, regions, counts, temperature(config, step), config.objective, choices.generators)
+    blanks = _references(target, inputs, classes, config.references, choices.references)
+    return objective(target, inputs, classes, blanks, maps, masks, regions, config.objective)
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -156,86 +293,104 @@ def temperature(config: TrainConfig, step: int) -> float:
     return float(config.hot * (config.cold / config.hot) ** progress)
 
 
-def explained_classes(
-    outputs: Tensor, labels: Tensor | None, chances: tuple[float, float, float], generator: torch.Generator
-) -> Tensor:
-    """One class (B,) per image: the predicted one, the label (predicted, if unknown), or the runner-up."""
+def explained_classes(outputs: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
+    """One class (b,) per image: the predicted one, the label (the predicted one, if unknown), or the runner-up."""
     top = outputs.topk(min(2, outputs.shape[1]), dim=1).indices
-    known = top[:, 0] if labels is None else labels.to(top.device)
-    options = torch.stack([top[:, 0], known, top[:, -1]], dim=1)  # (B, 3)
-    drawn = torch.multinomial(torch.tensor(chances), len(outputs), replacement=True, generator=generator)
-    return options.gather(1, drawn.to(top.device)[:, None])[:, 0]
+    labels, kinds = labels.to(top.device), kinds.to(top.device)
+    known = torch.where(labels < 0, top[:, 0], labels)
+    return torch.stack([top[:, 0], known, top[:, -1]], dim=1).gather(1, kinds[:, None])[:, 0]
 
 
-def _batch(
-    target: TargetModel, images: Sequence[LabelledImage], config: TrainConfig, step: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor | None]:
-    """The step's images as inputs; each epoch goes through all of them once, in an order of its own."""
-    places = range(step * config.batch_size, (step + 1) * config.batch_size)
-    orders: dict[int, Tensor] = {}
-    chosen = []
-    for place in places:
-        epoch, index = divmod(place, len(images))
-        if epoch not in orders:
-            shuffle = torch.Generator().manual_seed(config.seed * 7_919 + epoch)
-            orders[epoch] = torch.randperm(len(images), generator=shuffle)
-        chosen.append(images[int(orders[epoch][index])])
-    preprocess = target.stated_preprocessing()
-    inputs = torch.stack([preprocess(read_image(image.path))[0] for image in chosen])
-    flips = torch.rand(len(chosen), generator=generator) < (0.5 if config.flip else 0.0)
-    inputs[flips] = inputs[flips].flip(-1)
-    labels = [image.label for image in chosen if image.label is not None]
-    return inputs.to(target.device), torch.tensor(labels) if len(labels) == len(chosen) else None
+def validation_scores(
+    explainer: Explainer, target: TargetModel, samples: Sequence[Sample], config: TrainConfig, engine: Engine
+) -> dict[str, float]:
+    """Mean Deletion, Insertion and Ins-Del of the predicted classes by hard pixel masks (T = 0)."""
+    preprocessing = target.stated_preprocessing()
+    rows = []
+    for index in parts_of(len(samples), engine.share):
+        inputs = preprocessing(read_image(samples[index].read()))[0][None].to(target.device)
+        classes = target.outputs(inputs).argmax(dim=1)
+        maps = explainer.maps(target, inputs, classes)
+        scores = hard_scores(target, inputs, classes, maps, config.references, config.validation_steps)
+        rows.append(torch.stack(list(scores.values()), dim=1))
+    found = engine.gather(torch.cat(rows) if rows else torch.empty(0, 3, device=target.device)).mean(dim=0)
+    return dict(zip(("deletion", "insertion", "ins_del"), found.tolist(), strict=True))
 
 
 def _references(
-    target: TargetModel, inputs: Tensor, classes: Tensor, options: Sequence[Reference], generator: torch.Generator
+    target: TargetModel, inputs: Tensor, classes: Tensor, options: Sequence[Reference], drawn: Tensor
 ) -> Tensor:
-    """One reference (B, C, H, W) per image, drawn from the options."""
+    """Each image's reference (b, C, H, W)."""
     pixels = target.to_pixels(inputs)
-    drawn = torch.randint(len(options), (len(inputs),), generator=generator)
-    blank = torch.empty_like(pixels)
+    blanks = torch.empty_like(pixels)
     for index, reference in enumerate(options):
         rows = (drawn == index).to(pixels.device)
         if rows.any():
-            blank[rows] = reference(target, pixels[rows], classes[rows])
-    return blank
+            blanks[rows] = reference(target, pixels[rows], classes[rows])
+    return blanks
 
 
-def _start(out: Path) -> int:
-    if (out / STATE).exists():
-        raise OutputError(f"{out} holds a run already; continue it with resume, or choose another folder")
-    try:
+def _samples(
+    target: TargetModel, data: str | Path, validation: str | Path | None, config: TrainConfig
+) -> tuple[list[Sample], list[Sample]]:
+    """Images to train on and images to measure on."""
+    samples = find_samples(data, target.num_classes)
+    if validation is not None:
+        others = find_samples(validation, target.num_classes)
+        order = torch.randperm(len(others), generator=generator_for(config.seed, HOLD_OUT)).tolist()
+        return samples, [others[index] for index in order[: config.validation_images]]
+    if len(samples) < 2:
+        raise ImageError(f"{data} has one image; training needs one to learn from and one to measure on")
+    order = torch.randperm(len(samples), generator=generator_for(config.seed, HOLD_OUT)).tolist()
+    count = max(1, min(config.validation_images, len(samples) // 10))
+    held_out = set(order[:count])
+    return (
+        [sample for index, sample in enumerate(samples) if index not in held_out],
+        [samples[index] for index in order[:count]],
+    )
+
+
+def _fresh(target: TargetModel, design: Design, samples: Sequence[Sample], seed: int) -> Explainer:
+    """A new explainer, the same for the same seed."""
+    conditioning = design.conditioning
+    if conditioning == "auto":
+        labelled = sum(sample.label is not None for sample in samples)
+        conditioning = "embedding" if labelled >= _ENOUGH_PER_CLASS * target.num_classes else "head"
+        if conditioning == "head":
+            try:
+                _ = target.class_vectors
+            except CapabilityError:
+                conditioning = "embedding"
+    return Explainer.for_target(target, replace(design, conditioning=conditioning), seed=seed)
+
+
+def _start(out: Path, description: dict[str, Any]) -> None:
+    if (out / RUN).exists():
+        raise OutputError(f"{out} holds a run already; continue it with --resume, or choose another folder")
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        (out / METRICS).write_text("")
-    except OSError as error:
-        raise OutputError(f"cannot write to {out}: {error.strerror or error}") from error
-    return 0
+        content = json.dumps(description, indent=1).encode()
+        write_atomically(out / RUN, lambda file: file.write(content))
 
 
-def _restore(explainer: Explainer, optimiser: torch.optim.Optimizer, out: Path) -> int:
-    """Weights and optimiser as they were when last saved; later lines of the log are dropped."""
+def _check_same(out: Path, description: dict[str, Any]) -> None:
+    """Refuses to continue a run with other settings: the result would be neither one's."""
+    try:
+        former = json.loads((out / RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise OutputError(f"{out} holds no run that could be continued") from None
     if not (out / STATE).is_file():
-        raise OutputError(f"{out} has no {STATE}; there is nothing to resume")
-    state: dict[str, Any] = torch.load(out / STATE, weights_only=True)
-    explainer.load_state_dict(state["explainer"])
-    optimiser.load_state_dict(state["optimiser"])
-    step = int(state["step"])
-    lines = (out / METRICS).read_text(encoding="utf-8").splitlines()[:step]
-    (out / METRICS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return step
+        raise OutputError(f"the run in {out} was ended before its first save; delete the folder and start anew")
+    now = json.loads(json.dumps(description))
+    for name, value in _flat(now):
+        before = dict(_flat(former)).get(name)
+        if before != value:
+            raise OutputError(f"the run in {out} has {name}={before}, not {value}; give the same settings to continue")
 
 
-def _save(explainer: Explainer, optimiser: torch.optim.Optimizer, config: TrainConfig, out: Path, step: int) -> None:
-    state = {"explainer": explainer.state_dict(), "optimiser": optimiser.state_dict(), "step": step}
-    partial = out / f".{STATE}.partial"
-    torch.save(state, partial)
-    partial.replace(out / STATE)
-    record = {**asdict(config), "references": [str(reference) for reference in config.references], "finished": step}
-    explainer.config = replace(explainer.config, temperature=config.cold, training=record)
-    explainer.save_pretrained(out / LAST)
-
-
-def _log(out: Path, record: dict[str, float]) -> None:
-    with (out / METRICS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+def _flat(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in description.items():
+        if isinstance(value, dict):
+            yield from _flat(value)
+        else:
+            yield name, value

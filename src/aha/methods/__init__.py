@@ -1,6 +1,7 @@
 """Attribution methods, one file each: importing it registers the method, so a new one is one file and one line here."""
 
 from aha.methods import (
+    aha,
     center_map,
     edge_map,
     grad_cam,
@@ -19,6 +20,7 @@ from aha.methods.base import METHODS, Method, check_fit, list_methods, load_meth
 __all__ = [
     "METHODS",
     "Method",
+    "aha",
     "center_map",
     "check_fit",
     "edge_map",

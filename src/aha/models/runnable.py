@@ -179,7 +179,8 @@ class RunnableModel:
 
     def _input_shape(self, size: Sequence[int] | None) -> tuple[int, int, int]:
         """(C, H, W) from itself, from (H, W), or from what is stated."""
-        height, width = (self.stated_preprocessing().size if size is None else size)[-2:]
+        # Numbers also while a graph is recorded, where the sizes of a tensor are tensors themselves.
+        height, width = map(int, (self.stated_preprocessing().size if size is None else size)[-2:])
         if size is not None and len(size) == 3:
-            return size[0], height, width
+            return int(size[0]), height, width
         return 3 if self.preprocessing is None else len(self.preprocessing.mean), height, width

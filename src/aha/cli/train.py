@@ -1,0 +1,130 @@
+"""`aha train` and `aha export`: an explainer of your model, and its portable form."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aha.cli.options import BatchSize, Debug, Device, Json, Quiet
+from aha.cli.reporting import INTERRUPTED, fail, print_json, reported, say_error, training_bar
+
+
+def train(
+    model: Annotated[str, typer.Option(help="The model to explain: SOURCE:NAME, as `aha list models` shows them.")],
+    data: Annotated[
+        Path, typer.Option(help="Images: a folder, one folder per class, a CSV (file, label), or tar shards.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the run; the explainer will be in OUT/explainer.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the preset, such as steps=2000.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="paper, small (a few thousand images, a CPU) or smoke.")] = "small",
+    validation: Annotated[
+        Path | None, typer.Option(help="Images to measure on; some of --data are held out by default.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Weights file (.safetensors, or tensors saved by PyTorch).")
+    ] = None,
+    no_pretrained: Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")] = False,
+    img_size: Annotated[
+        int | None, typer.Option(min=1, help="Side of the model input; the model's own by default.")
+    ] = None,
+    score: Annotated[str, typer.Option(help="What is optimised, as `aha list scores` shows.")] = "softmax",
+    precision: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16 for the frozen networks.", show_default="bfloat16 on a GPU"),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT.")] = False,
+    device: Device = None,
+    batch_size: BatchSize = 32,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train an explainer once; then `aha explain --method aha` takes one forward pass per picture.
+
+    Runs as it is on one device, and under `accelerate launch` or `torchrun` on many.
+    """
+    with reported(debug=debug, quiet=quiet):
+        from aha.learned.engine import launched_device
+        from aha.learned.library import remember
+        from aha.learned.settings import load_settings
+        from aha.learned.training import BEST, METRICS, TrainingError
+        from aha.learned.training import train as run
+        from aha.models import load_model
+        from aha.models.load import default_device
+        from aha.results import check_writable
+        from aha.scores import load_score
+
+        chosen = load_settings(preset, settings or [])
+        check_writable(out)
+        place = device or launched_device() or default_device()
+        target = load_model(
+            model,
+            weights=weights,
+            pretrained=not no_pretrained,
+            img_size=img_size,
+            score=load_score(score),
+            device=place,
+            precision=precision or ("bfloat16" if str(place).startswith("cuda") else "float32"),
+            batch_size=batch_size,
+        )
+        try:
+            with training_bar(chosen.training.steps, shown=not quiet) as advance:
+                explainer = run(
+                    target, data, out, settings=chosen, validation=validation, resume=resume, on_step=advance
+                )
+        except KeyboardInterrupt:
+            say_error(f"interrupted; continue with --resume and the same command: {out}")
+            raise typer.Exit(INTERRUPTED) from None
+        except TrainingError as error:
+            fail(str(error))
+        remember(explainer)
+        result: dict[str, Any] = {
+            "explainer": str(out / BEST),
+            "metrics": str(out / METRICS),
+            "steps": chosen.training.steps,
+            "validation": {name: round(value, 4) for name, value in explainer.config.scores.items()},
+        }
+        if json:
+            print_json(result)
+        elif not quiet:
+            scores = explainer.config.scores
+            typer.echo(f"Explainer: {out / BEST}")
+            typer.echo(
+                f"Held-out images: Deletion {scores.get('deletion', math.nan):.3f}, "
+                f"Insertion {scores.get('insertion', math.nan):.3f}, Ins-Del {scores.get('ins_del', math.nan):.3f}"
+            )
+            typer.echo(f"Use it: aha explain PICTURE --model {model} --method \"aha('{out / BEST}')\"")
+
+
+def export(
+    explainer: Annotated[str, typer.Argument(help="Folder or hub repository of the explainer.")],
+    onnx: Annotated[Path, typer.Option(help="The file to write.")],
+    model: Annotated[
+        str | None, typer.Option(help="The explained model; the one the explainer names by default.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Weights file (.safetensors, or tensors saved by PyTorch).")
+    ] = None,
+    no_pretrained: Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write model and explainer as one ONNX file: picture and class in, map out."""
+    with reported(debug=debug, quiet=quiet):
+        from aha.learned.explainer import Explainer
+        from aha.learned.export import export_onnx
+        from aha.models import load_model
+
+        loaded = Explainer.from_pretrained(explainer)
+        target = load_model(model or loaded.config.target, weights=weights, pretrained=not no_pretrained, device="cpu")
+        difference = export_onnx(loaded, target, onnx)
+        if json:
+            print_json({"onnx": str(onnx), "largest_difference": difference})
+        elif not quiet:
+            typer.echo(f"{onnx}: agrees with PyTorch within {difference:.1e} of the map's range")

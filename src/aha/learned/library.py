@@ -1,0 +1,49 @@
+"""Explainers at hand: shipped with the package, or trained here, found by the digest of the model they belong to."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from aha.errors import ModelError
+from aha.learned.explainer import CONFIG, Explainer
+from aha.models import TargetModel
+
+SHIPPED = Path(__file__).parent / "shipped"
+
+
+def cache_folder() -> Path:
+    """Where trained explainers are remembered: $AHA_CACHE, or the user's cache folder."""
+    if chosen := os.environ.get("AHA_CACHE"):
+        return Path(chosen) / "explainers"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aha" / "explainers"
+
+
+def explainer_of(target: TargetModel) -> Explainer:
+    """The explainer that belongs to the model."""
+    for folder in (cache_folder() / target.digest, SHIPPED / target.digest):
+        if (folder / CONFIG).is_file():
+            return load_explainer(folder, target.device)
+    raise ModelError(
+        f"no explainer belongs to {target.spec}; train one: aha train --model {target.spec} --data IMAGES --out RUN; "
+        "or name one: aha('FOLDER')"
+    )
+
+
+def remember(explainer: Explainer) -> Path:
+    """Saves an explainer where `explainer_of` finds it."""
+    return explainer.save_pretrained(cache_folder() / explainer.config.target_digest)
+
+
+def load_explainer(source: str | Path, device: torch.device) -> Explainer:
+    """An explainer from a folder or the hub, read once as long as the files stay the same."""
+    config = Path(source) / CONFIG
+    return _load(str(source), str(device), config.stat().st_mtime_ns if config.is_file() else 0)
+
+
+@lru_cache(maxsize=4)
+def _load(source: str, device: str, _version: int) -> Explainer:
+    return Explainer.from_pretrained(source, device=device)

@@ -1,0 +1,205 @@
+"""Settings of an explainer and its training, the presets, and `key=value` texts that change them.
+
+Where the paper is silent, the default is a choice of this project; `docs/aha.md` lists them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, get_type_hints
+
+from aha.errors import SpecError
+from aha.learned.loss import ObjectiveConfig
+from aha.learned.regions import GRID_SIZES
+from aha.references import Black, Blur, Mean, Reference, load_reference
+
+Conditioning = Literal["auto", "head", "embedding"]
+
+
+@dataclass(frozen=True)
+class Design:
+    """What an explainer is built from.
+
+    Attributes:
+        encoder: "target" for the explained model's own features; a name in ENCODERS; or any model spec.
+        stages: encoder stages that are read, shallow to deep; four of them by default.
+        conditioning: "head", the target's classifier weights; "embedding", a learned table; "auto" takes the table
+            where training has enough images of each class, or where the target has no linear classifier.
+        width: channels of the decoder.
+        stride: pixels per value of the map before it is upsampled: the finest detail that can be drawn.
+        class_dim: of a learned class vector.
+    """
+
+    encoder: str = "target"
+    stages: tuple[int, ...] | None = None
+    conditioning: Conditioning = "auto"
+    width: int = 64
+    stride: int = 16
+    class_dim: int = 256
+
+
+# Frozen encoders of other makers -> their spec and the blocks that are read.
+ENCODERS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "dinov3-l": ("timm:vit_large_patch16_dinov3.lvd1689m", (4, 11, 17, 23)),  # the paper's
+    "dinov3-b": ("timm:vit_base_patch16_dinov3.lvd1689m", (2, 5, 8, 11)),
+    "dinov3-s": ("timm:vit_small_patch16_dinov3.lvd1689m", (2, 5, 8, 11)),
+    "dinov2-b": ("timm:vit_base_patch14_dinov2.lvd142m", (2, 5, 8, 11)),
+    "dinov2-s": ("timm:vit_small_patch14_dinov2.lvd142m", (2, 5, 8, 11)),
+}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of a run.
+
+    Attributes:
+        steps: optimiser steps.
+        batch_size: images per step, over all processes.
+        perturbations: steps S of each sequence.
+        learning_rate: peak of the one-cycle schedule.
+        weight_decay: of AdamW.
+        clip: largest gradient norm.
+        warm_up: share of the steps in which the learning rate rises.
+        hot: first temperature.
+        cold: last temperature, which refinement uses too; geometric in between.
+        grids: smallest and largest number of cells along the shorter side.
+        classes: chances of explaining the predicted class, the label, and the runner-up.
+        flip: mirror half of the images.
+        references: one is drawn per image.
+        objective: weights of the loss.
+        ema: decay of an average of the weights over the steps, which is then what is kept; 0 switches it off.
+        validate_every: steps between measurements by the hard metrics; 0 for the end only.
+        validation_images: how many images are held out for them.
+        validation_steps: S of the hard metrics.
+        save_every: steps between saved states.
+        workers: processes that read images ahead; 0 reads them in between.
+        seed: of everything random.
+    """
+
+    steps: int = 1000
+    batch_size: int = 8
+    perturbations: int = 4
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-3
+    clip: float = 1.0
+    warm_up: float = 0.1
+    hot: float = 0.1
+    cold: float = 0.01
+    grids: tuple[int, int] = GRID_SIZES
+    classes: tuple[float, float, float] = (0.6, 0.2, 0.2)
+    flip: bool = True
+    references: tuple[Reference, ...] = (Black(), Mean(), Blur())
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    ema: float = 0.0
+    validate_every: int = 0
+    validation_images: int = 32
+    validation_steps: int = 8
+    save_every: int = 25
+    workers: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """An explainer's design and its training."""
+
+    design: Design = field(default_factory=Design)
+    training: TrainConfig = field(default_factory=TrainConfig)
+
+    def record(self) -> dict[str, Any]:
+        """Plain values, for files."""
+        found = {**asdict(self.design), **asdict(self.training)}
+        return {**found, "references": [str(reference) for reference in self.training.references]}
+
+
+PRESETS = {
+    # One epoch of ImageNet-1k with the paper's encoder, conditioning and decoder width.
+    "paper": Settings(
+        Design(encoder="dinov3-l", conditioning="embedding", width=256, stride=4, class_dim=1024),
+        TrainConfig(
+            steps=40_036,
+            batch_size=32,
+            perturbations=16,
+            learning_rate=3e-4,
+            classes=(0.5, 0.5, 0.0),
+            objective=ObjectiveConfig(noise=1.0),
+            validate_every=2000,
+            validation_images=256,
+            save_every=500,
+            workers=8,
+        ),
+    ),
+    # A few thousand images and a CPU.
+    "small": Settings(),
+    # Does it run?
+    "smoke": Settings(
+        training=TrainConfig(
+            steps=4, batch_size=2, perturbations=4, validation_images=2, validation_steps=4, save_every=2
+        )
+    ),
+}
+
+
+def load_settings(preset: str, changes: Iterable[str] | Mapping[str, Any] = ()) -> Settings:
+    """A preset with changes, given as `key=value` texts or as a mapping."""
+    if preset not in PRESETS:
+        raise SpecError(f"no preset {preset!r}; there are {', '.join(PRESETS)}")
+    pairs = changes.items() if isinstance(changes, Mapping) else map(_split, changes)
+    settings = PRESETS[preset]
+    for name, value in pairs:
+        settings = _changed(settings, name, value)
+    return settings
+
+
+def _split(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise SpecError(f"cannot read the setting {text!r}; write key=value")
+    try:
+        return name.strip(), ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError):
+        return name.strip(), value.strip()
+
+
+def _changed(settings: Settings, name: str, value: Any) -> Settings:
+    training = settings.training
+    if name in _names(Design):
+        return replace(settings, design=replace(settings.design, **{name: _checked(Design, name, value)}))
+    if name in _names(ObjectiveConfig):
+        objective = replace(training.objective, **{name: _checked(ObjectiveConfig, name, value)})
+        return replace(settings, training=replace(training, objective=objective))
+    if name == "references":
+        names = re.split(r",\s*(?![^()]*\))", value) if isinstance(value, str) else value
+        return replace(settings, training=replace(training, references=tuple(load_reference(n) for n in names)))
+    if name in _names(TrainConfig) and name != "objective":
+        return replace(settings, training=replace(training, **{name: _checked(TrainConfig, name, value)}))
+    known = sorted((_names(Design) | _names(TrainConfig) | _names(ObjectiveConfig)) - {"objective"})
+    raise SpecError(f"no setting {name!r}; there are {', '.join(known)}")
+
+
+def _names(kind: type) -> set[str]:
+    return {f.name for f in fields(kind)}
+
+
+def _checked(kind: type, name: str, value: Any) -> Any:
+    """The value, if it has the type of the field that it is meant for."""
+    wanted = get_type_hints(kind)[name]
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if wanted in (int, float, bool, str):
+        if type(value) is not wanted:
+            raise SpecError(f"{name}={value!r} is not a {wanted.__name__}")
+        if wanted in (int, float) and value < 0:
+            raise SpecError(f"{name}={value!r} cannot be negative")
+    elif name == "conditioning" and value not in ("auto", "head", "embedding"):
+        raise SpecError(f"conditioning={value!r} is none of auto, head, embedding")
+    elif name in ("grids", "classes", "stages") and value is not None:
+        length = {"grids": 2, "classes": 3}.get(name)
+        numbers = tuple(value) if isinstance(value, list | tuple) else ()
+        if not numbers or (length and len(numbers) != length) or not all(isinstance(n, int | float) for n in numbers):
+            raise SpecError(f"{name}={value!r} is not a list of {length or 'some'} numbers")
+        return numbers
+    return value

@@ -1,0 +1,57 @@
+"""How good maps are by the hard metrics: pixels sorted for real, as `aha.metrics` measures them, with fewer steps.
+
+Training optimises soft masks of grid cells; only the hard score of pixels says whether that helped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from aha.models import TargetModel
+from aha.perturbation import area, deletion_masks, insertion_masks, perturbed_outputs, rank_pixels, step_counts
+from aha.references import Reference
+
+
+def hard_scores(
+    model: TargetModel,
+    inputs: Tensor,
+    classes: Tensor,
+    maps: Tensor,
+    references: Sequence[Reference],
+    steps: int,
+) -> dict[str, Tensor]:
+    """Deletion, Insertion and their difference (B,), averaged over the references, for maps (B, H, W)."""
+    pixels = model.to_pixels(inputs)
+    blanks = [reference(model, pixels, classes) for reference in references]
+    rows = [_image_scores(model, pixels, classes, maps, blanks, index, steps) for index in range(len(inputs))]
+    deletion, insertion = torch.stack(rows).unbind(dim=1)
+    return {"deletion": deletion, "insertion": insertion, "ins_del": insertion - deletion}
+
+
+def _image_scores(
+    model: TargetModel,
+    pixels: Tensor,
+    classes: Tensor,
+    maps: Tensor,
+    blanks: Sequence[Tensor],
+    index: int,
+    steps: int,
+) -> Tensor:
+    """Deletion and Insertion (2,) of one image, averaged over the references."""
+    ranks = rank_pixels(maps[index])
+    counts = torch.tensor(step_counts(ranks.numel(), steps), device=ranks.device)  # (S + 1,)
+    masks = torch.stack([deletion_masks(ranks, counts), insertion_masks(ranks, counts)]).flatten(
+        0, 1
+    )  # (2 (S + 1), H, W)
+    found = []
+    for blank in blanks:
+        owners = torch.zeros(len(masks), dtype=torch.long, device=pixels.device)
+        outputs = perturbed_outputs(
+            model, pixels[index : index + 1], blank[index : index + 1], owners, lambda part: masks[part]
+        )
+        scores = model.score(outputs, classes[index].expand(len(outputs)))
+        found.append(area(counts / counts[-1], scores.float().view(2, -1)))
+    return torch.stack(found).mean(dim=0)

@@ -1,0 +1,69 @@
+"""Amortized Hybrid Attribution: a network that has learned the ranking, with optional refinement per image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from aha.errors import SpecError
+from aha.learned.explainer import Explainer
+from aha.learned.library import explainer_of, load_explainer
+from aha.learned.refinement import RefinementConfig, refine, refine_until_settled
+from aha.methods.base import Method, method
+from aha.models import TargetModel
+
+
+@method("aha", family="learned", needs={"features"}, citation="Schinagl et al., arXiv 2604.05819 (2026)")
+@dataclass(frozen=True)
+class AHA(Method):
+    """A trained explainer's map in one pass (section 3.2), refined by a few gradient steps if asked (section 3.3).
+
+    Attributes:
+        explainer: its folder, or its repository on the Hugging Face hub. Empty: the one that belongs to the model,
+            shipped with the package or trained on this machine.
+        refine: gradient steps T for each image; "auto" stops each image when its own soft objective settles.
+        budget: most gradient steps that "auto" may take.
+        learning_rate: of the refinement.
+        steps: perturbation steps S of a sequence in the refinement; a step costs 2 S forward and backward passes.
+    """
+
+    explainer: str = ""
+    refine: int | Literal["auto"] = 0
+    budget: int = 6
+    learning_rate: float = RefinementConfig.learning_rate
+    steps: int = RefinementConfig.steps
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.refine != "auto" and (not isinstance(self.refine, int) or self.refine < 0):
+            raise SpecError(f"aha: refine is a number of steps or 'auto', not {self.refine!r}")
+        if min(self.budget, self.steps) < 1 or self.learning_rate <= 0:
+            raise SpecError("aha: budget, steps and learning_rate must be positive")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Gradients too, if maps are refined."""
+        return self.required | ({"gradients"} if self.refine else set())
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        explainer = self._explainer(model)
+        if self.refine == 0:
+            return explainer.maps(model, images, classes)  # (B, H, W)
+        config = RefinementConfig(learning_rate=self.learning_rate, steps=self.steps)
+
+        def run(part: slice) -> Tensor:
+            if self.refine == "auto":
+                return refine_until_settled(explainer, model, images[part], classes[part], self.budget, config)[0]
+            return refine(explainer, model, images[part], classes[part], self.refine, config)
+
+        return torch.cat(model.chunks.run(run, len(images)))
+
+    def _explainer(self, model: TargetModel) -> Explainer:
+        if not self.explainer:
+            return explainer_of(model)
+        found = load_explainer(self.explainer, model.device)
+        found.check_target(model)
+        return found
