@@ -112,7 +112,7 @@ def test_literal_noise_swamps_the_order_and_scaled_noise_does_not() -> None:
     clean = soft_masks(maps, regions, counts, 0.03, CALM)
 
     def likeness(config: ObjectiveConfig) -> float:
-        noisy = soft_masks(maps, regions, counts, 0.03, config, torch.Generator().manual_seed(0))
+        noisy = soft_masks(maps, regions, counts, 0.03, config, [torch.Generator().manual_seed(0)])
         pair = torch.stack([noisy.mean(dim=1).flatten(), clean.mean(dim=1).flatten()])
         return float(torch.corrcoef(pair)[0, 1])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -55,7 +55,7 @@ def train(
         from aha.learned.training import BEST, METRICS, TrainingError
         from aha.learned.training import train as run
         from aha.models import load_model
-        from aha.models.load import default_device
+        from aha.models.sources import default_device
         from aha.results import check_writable
         from aha.scores import load_score
 
@@ -69,7 +69,7 @@ def train(
             img_size=img_size,
             score=load_score(score),
             device=place,
-            precision=precision or ("bfloat16" if str(place).startswith("cuda") else "float32"),
+            precision=cast("Any", precision) or ("bfloat16" if str(place).startswith("cuda") else "float32"),
             batch_size=batch_size,
         )
         try:

@@ -96,8 +96,9 @@ class Decoder(nn.Module):
             nn.Conv2d(width, width // 2, 3, padding=1, bias=False),
             nn.GroupNorm(8, width // 2),
             nn.GELU(),
-            nn.Conv2d(width // 2, 1, 1),
+            nn.Conv2d(width // 2, 1, 1, bias=False),  # only the order of a map counts: a shift changes nothing
         )
+        # Negative where evidence points the other way: patch tokens of some transformers do.
         self.evidence_gain = nn.Parameter(torch.ones(()))
 
     def forward(self, features: Sequence[Tensor], class_vectors: Tensor, size: tuple[int, int]) -> Tensor:

@@ -29,6 +29,7 @@ from aha.models import TargetModel, load_model
 from aha.models.hooks import preserved_random_state
 from aha.models.weights import load_weights
 from aha.results import write_atomically, writing
+from aha.rows import distinct_rows
 
 Conditioning = Literal["head", "embedding"]  # as built: "auto" is decided
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -71,14 +72,15 @@ class ExplainerConfig:
 class Explainer(nn.Module):
     """A trained (or fresh) explainer of one target model."""
 
-    def __init__(self, config: ExplainerConfig) -> None:
+    def __init__(self, config: ExplainerConfig, *, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.decoder = Decoder(config.decoder)
-        self.embedding: nn.Embedding | None = None
-        if config.conditioning == "embedding":
-            self.embedding = nn.Embedding(config.num_classes, config.decoder.class_dim)
-            nn.init.normal_(self.embedding.weight, std=0.02)
+        with preserved_random_state(seed=seed):
+            self.decoder = Decoder(config.decoder)
+            self.embedding: nn.Embedding | None = None
+            if config.conditioning == "embedding":
+                self.embedding = nn.Embedding(config.num_classes, config.decoder.class_dim)
+                nn.init.normal_(self.embedding.weight, std=0.02)
         self._encoder: TargetModel | None = None
 
     @classmethod
@@ -100,10 +102,8 @@ class Explainer(nn.Module):
             design.width,
             design.stride,
         )
-        with preserved_random_state(seed=seed):
-            explainer = cls(
-                ExplainerConfig(target.spec, target.digest, named, stages, conditioning, target.num_classes, decoder)
-            )
+        config = ExplainerConfig(target.spec, target.digest, named, stages, conditioning, target.num_classes, decoder)
+        explainer = cls(config, seed=seed)
         explainer._encoder = None if named == "target" else source
         return explainer.to(target.device)
 
@@ -143,11 +143,13 @@ class Explainer(nn.Module):
         return maps
 
     def maps(self, target: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
-        """Maps (B, H, W) of target inputs in one pass (T = 0); classes of the same image share nothing but the call."""
+        """Maps (B, H, W) of target inputs in one pass (T = 0); an image that is there for several classes runs once."""
         self.eval()
+        size = (inputs.shape[-2], inputs.shape[-1])
+        first, where = distinct_rows(inputs)
         with torch.no_grad():
-            size = (inputs.shape[-2], inputs.shape[-1])
-            return self.forward(self.features(target, inputs), self.class_vectors(target, classes), size)
+            features = [f[where] for f in self.features(target, inputs[first])]
+            return self.forward(features, self.class_vectors(target, classes), size)
 
     def check_target(self, target: TargetModel) -> None:
         """Refuses a model of another kind, and warns of other weights: that is the out-of-distribution case."""

@@ -47,6 +47,8 @@ RUN, STATE, BEST, LAST, FAILED = "run.json", "state.pt", "explainer", "last", "f
 # With fewer images of a class than this, a learned vector for it would know little more than its starting point.
 _ENOUGH_PER_CLASS = 50
 
+_SAMPLES_FOR_SIGN = 8
+
 Record = dict[str, float]
 
 
@@ -91,6 +93,8 @@ def train(
         (_check_same if resume else _start)(out, description)
     engine.wait()
     explainer = _fresh(target, settings.design, samples, config.seed)
+    if not resume:
+        _point_evidence(explainer, target, samples[:_SAMPLES_FOR_SIGN], config, engine)
     engine.start_alike(explainer)
     run = _Run(explainer, target, settings, out, engine, held_out)
     return run.through(samples, resume=resume, on_step=on_step)
@@ -140,6 +144,7 @@ class _Run:
         finally:
             if book is not None:
                 book.close()
+        self.engine.wait()  # for the first process to have written it
         return Explainer.from_pretrained(self.out / BEST, device=self.target.device)
 
     def _one(self, batch: Batch) -> Record:
@@ -362,6 +367,16 @@ def _fresh(target: TargetModel, design: Design, samples: Sequence[Sample], seed:
             except CapabilityError:
                 conditioning = "embedding"
     return Explainer.for_target(target, replace(design, conditioning=conditioning), seed=seed)
+
+
+def _point_evidence(
+    explainer: Explainer, target: TargetModel, samples: Sequence[Sample], config: TrainConfig, engine: Engine
+) -> None:
+    """Turns the class evidence round where it points away from what matters, as patch tokens of CLIP's ViTs do."""
+    if explainer.decoder.config.starts_from_evidence and explainer.config.conditioning == "head":
+        scores = validation_scores(explainer, target, samples, config, engine)
+        with torch.no_grad():
+            explainer.decoder.evidence_gain.fill_(1.0 if scores["ins_del"] >= 0 else -1.0)
 
 
 def _start(out: Path, description: dict[str, Any]) -> None:

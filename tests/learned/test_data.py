@@ -1,0 +1,102 @@
+"""Training images from folders, tables and shards; which of them a step sees."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from aha.errors import ImageError
+from aha.images import read_image
+from aha.learned.data import Sample, StepImages, find_samples, step_batches
+from aha.models import TargetModel
+
+
+def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.fixture
+def shards(folder: Path, tmp_path: Path) -> Path:
+    place = tmp_path / "shards"
+    place.mkdir()
+    for number in range(2):
+        with tarfile.open(place / f"train-{number:03d}.tar", "w") as archive:
+            for index in range(number * 3, number * 3 + 3):
+                add(archive, f"dir/{index:02d}.png", (folder / f"{index:02d}.png").read_bytes())
+                label = {".cls": str(index % 6).encode(), ".json": json.dumps({"label": index % 6}).encode()}
+                suffix = ".cls" if number == 0 else ".json"
+                add(archive, f"dir/{index:02d}{suffix}", label[suffix])
+    return place
+
+
+def test_a_flat_folder_has_no_labels(folder: Path) -> None:
+    found = find_samples(folder, 8)
+    assert len(found) == 40 and all(sample.label is None for sample in found)
+
+
+def test_folders_are_classes_in_the_order_of_their_names(folder: Path, tmp_path: Path) -> None:
+    for index, name in enumerate("cab"):
+        (tmp_path / "classes" / name).mkdir(parents=True)
+        shutil.copy(folder / f"0{index}.png", tmp_path / "classes" / name)
+    found = find_samples(tmp_path / "classes", 3)
+    assert {Path(sample.file).parent.name: sample.label for sample in found} == {"a": 0, "b": 1, "c": 2}
+
+
+@pytest.mark.parametrize("how", ["folder", "range", "one"])
+def test_shards_hold_what_the_files_held(how: str, shards: Path, folder: Path) -> None:
+    source = {"folder": shards, "range": shards / "train-{000..001}.tar", "one": shards / "train-001.tar"}[how]
+    found = find_samples(source, 8)
+    first = 3 if how == "one" else 0
+    assert [sample.label for sample in found] == list(range(first, 6))
+    for index, sample in enumerate(found, start=first):
+        original = read_image(folder / f"{index:02d}.png")
+        assert read_image(sample.read()).tobytes() == original.tobytes()
+
+
+def test_a_shard_that_is_none_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(b"this is no archive" * 100)
+    with pytest.raises(ImageError, match="cannot read the shard"):
+        find_samples(tmp_path / "x.tar", 8)
+    with pytest.raises(ImageError, match="cannot read the shard"):
+        find_samples(tmp_path / "y-{0..1}.tar", 8)
+
+
+def test_every_epoch_sees_every_image_once_in_its_own_order(target: TargetModel, folder: Path) -> None:
+    samples = find_samples(folder / "labels.csv", 8)
+    images = StepImages(samples, target.stated_preprocessing(), seed=3)
+    epochs = [[images[place][3] for place in range(e * 40, e * 40 + 40)] for e in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(sample.file for sample in samples)
+    assert epochs[0] != epochs[1]
+    other = StepImages(samples, target.stated_preprocessing(), seed=4)
+    assert [other[place][3] for place in range(40)] != epochs[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_processes_share_a_step_and_may_start_anywhere(workers: int, target: TargetModel, folder: Path) -> None:
+    samples = find_samples(folder / "labels.csv", 8)
+    images = StepImages(samples, target.stated_preprocessing(), seed=0)
+    whole = list(step_batches(images, range(12), 4, (0, 1), 0))
+    late = list(step_batches(images, range(10, 12), 4, (0, 1), workers))
+    assert torch.equal(late[0].inputs, whole[10].inputs) and late[1].files == whole[11].files
+    halves = [list(step_batches(images, range(12), 4, (rank, 2), workers)) for rank in range(2)]
+    for step in range(12):
+        assert halves[0][step].places + halves[1][step].places == whole[step].places
+        assert torch.equal(torch.cat([half[step].inputs for half in halves]), whole[step].inputs)
+
+
+def test_a_damaged_file_is_replaced_by_the_next(target: TargetModel, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_bytes(b"\x89PNG broken")
+    good = Sample(str(folder / "00.png"), 0)
+    images = StepImages([Sample(str(tmp_path / "bad.png"), 1), good], target.stated_preprocessing(), seed=0)
+    assert [images[place][3] for place in range(4)] == [good.file] * 4
+    hopeless = StepImages([Sample(str(tmp_path / "bad.png"), 1)], target.stated_preprocessing(), seed=0)
+    with pytest.raises(ImageError, match="10 images in a row cannot be read"):
+        hopeless[0]

@@ -1,0 +1,211 @@
+"""The explainer as a thing one keeps: saved, loaded, refused, shared; any size, any class, one encoder pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import aha
+from aha.errors import ModelError, SpecError, WeightsError
+from aha.learned import library
+from aha.learned.explainer import Explainer, ExplainerWarning, default_stages
+from aha.learned.settings import Design
+from aha.models import TargetModel, load_model
+from fakes import CLASSES, SIZE, TinyCNN, randomised, tiny_vit
+
+
+@pytest.fixture(params=["vit", "cnn"])
+def target(request: pytest.FixtureRequest) -> TargetModel:
+    module = tiny_vit() if request.param == "vit" else randomised(TinyCNN())
+    return load_model(module, input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3)
+
+
+@pytest.fixture
+def explainer(target: TargetModel) -> Explainer:
+    return stirred(Explainer.for_target(target, Design(stride=8, width=16)))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("AHA_CACHE", str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+    library._load.cache_clear()
+
+
+def stirred(explainer: Explainer) -> Explainer:
+    """As after training: no part is zero any more."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for value in explainer.parameters():
+            value.add_(0.05 * torch.randn(value.shape, generator=generator))
+    return explainer.eval()
+
+
+def maps_of(explainer: Explainer, target: TargetModel, images: Tensor) -> Tensor:
+    return explainer.maps(target, images, torch.arange(len(images)) % CLASSES)
+
+
+def test_saved_and_loaded_it_draws_the_same_maps(
+    explainer: Explainer, target: TargetModel, images: Tensor, tmp_path: Path
+) -> None:
+    explainer.save_pretrained(tmp_path / "e")
+    assert {path.name for path in (tmp_path / "e").iterdir()} == {"model.safetensors", "config.json", "README.md"}
+    assert torch.equal(
+        maps_of(Explainer.from_pretrained(tmp_path / "e"), target, images), maps_of(explainer, target, images)
+    )
+    explainer.save_pretrained(tmp_path / "half", dtype=torch.float16)
+    half, whole = ((tmp_path / name / "model.safetensors").stat().st_size for name in ("half", "e"))
+    assert half < 0.7 * whole
+    close = maps_of(Explainer.from_pretrained(tmp_path / "half"), target, images) - maps_of(explainer, target, images)
+    assert close.abs().max() < 0.02 * maps_of(explainer, target, images).std()
+
+
+def test_the_encoder_is_not_saved(explainer: Explainer, target: TargetModel) -> None:
+    ours, theirs = sum(p.numel() for p in explainer.parameters()), target.module.state_dict().keys()
+    assert ours < 100_000 and not theirs & explainer.state_dict().keys()
+
+
+def test_any_size_also_not_square(images: Tensor) -> None:
+    target = load_model(randomised(TinyCNN()), input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3)
+    explainer = Explainer.for_target(target, Design(stride=8, width=16)).eval()
+    for size in ((32, 32), (48, 32), (33, 57)):
+        maps = explainer.maps(target, torch.rand(2, 3, *size), torch.tensor([0, 1]))
+        assert maps.shape == (2, *size) and bool(maps.isfinite().all())
+
+
+def test_classes_of_one_image_share_the_encoder_pass(
+    explainer: Explainer, target: TargetModel, images: Tensor, cache: Path
+) -> None:
+    library.remember(explainer)
+    target.passes.clear()
+    explanation = aha.explain(target, images, "aha", target=[[0, 1, 2]] * 4)
+    assert explanation.maps.shape == (12, SIZE, SIZE)
+    assert target.passes["forward"] <= 2 * 4  # one to know the classes, one for the features
+    alone = [explainer.maps(target, images[:1], torch.tensor([c]))[0] for c in range(3)]
+    assert torch.allclose(explanation.maps[:3], torch.stack(alone), atol=1e-4)
+    assert not torch.allclose(alone[0], alone[1], atol=1e-2)
+
+
+def test_the_explainer_of_a_model_is_found_by_its_weights(
+    explainer: Explainer, target: TargetModel, images: Tensor, cache: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"no explainer belongs to .*; train one: aha train --model"):
+        aha.explain(target, images, "aha")
+    library.remember(explainer)
+    assert torch.allclose(
+        aha.explain(target, images, "aha", target=1).maps, explainer.maps(target, images, torch.ones(4).long())
+    )
+
+
+def test_other_weights_are_a_warning_and_another_class_count_is_an_error(
+    explainer: Explainer, target: TargetModel, images: Tensor, tmp_path: Path
+) -> None:
+    explainer.save_pretrained(tmp_path / "e")
+    module = tiny_vit(seed=3) if "Transformer" in target.spec else randomised(TinyCNN(), seed=3)
+    other = load_model(module, input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3)
+    with pytest.warns(ExplainerWarning, match="trained for .* with other weights"):
+        aha.explain(other, images, f"aha({str(tmp_path / 'e')!r})")
+    wide = load_model(tiny_vit(num_classes=7), input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3)
+    with pytest.raises(ModelError, match=f"knows {CLASSES} classes; .* has 7"):
+        aha.explain(wide, images, f"aha({str(tmp_path / 'e')!r})")
+
+
+def test_what_is_no_explainer_is_refused_in_one_line(explainer: Explainer, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"is not an explainer: it has no config\.json"):
+        Explainer.from_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="no explainer at nobody/nothing"):
+        Explainer.from_pretrained("nobody/nothing")
+    folder = explainer.save_pretrained(tmp_path / "e")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "surprise": 1}))
+    with pytest.raises(WeightsError, match=r"unknown entries in config\.json: surprise"):
+        Explainer.from_pretrained(folder)
+    wider = {**config, "decoder": {**config["decoder"], "width": 32}}
+    (folder / "config.json").write_text(json.dumps(wider))
+    with pytest.raises(WeightsError):
+        Explainer.from_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(WeightsError, match="cannot be read"):
+        Explainer.from_pretrained(folder)
+
+
+def test_an_embedding_stands_in_where_there_is_no_linear_classifier(
+    target: TargetModel, images: Tensor, tmp_path: Path
+) -> None:
+    explainer = stirred(
+        Explainer.for_target(target, Design(stride=8, width=16, conditioning="embedding", class_dim=12))
+    )
+    assert explainer.embedding is not None and explainer.embedding.weight.shape == (CLASSES, 12)
+    maps = maps_of(explainer, target, images)
+    again = Explainer.from_pretrained(explainer.save_pretrained(tmp_path / "e"))
+    assert torch.equal(maps_of(again, target, images), maps)
+
+
+def test_another_encoder_sees_the_same_pixels(images: Tensor) -> None:
+    """A foreign encoder at its own size and scale; the target runs for nothing."""
+    target = load_model(randomised(TinyCNN()), input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3)
+    explainer = Explainer.for_target(target, Design(encoder="target", stride=8, width=16))
+    encoder = load_model(tiny_vit(img_size=48), input_size=48, mean=[0.2] * 3, std=[0.3] * 3)
+    stages = default_stages(encoder)
+    decoder = replace(explainer.config.decoder, channels=(32,) * len(stages))
+    foreign = Explainer(replace(explainer.config, encoder="elsewhere", stages=stages, decoder=decoder))
+    foreign._encoder = encoder
+    target.passes.clear()
+    features = foreign.features(target, images[:1])
+    assert target.passes["forward"] == 0 and features[0].shape[-2:] == (6, 6)
+    pixels = torch.nn.functional.interpolate(
+        target.to_pixels(images[:1]), (48, 48), mode="bilinear", antialias=True
+    ).clamp(0, 1)
+    expected, _ = encoder.features(encoder.to_inputs(pixels), foreign.config.stages)
+    assert all(torch.equal(a, b) for a, b in zip(features, expected, strict=True))
+
+
+def test_default_stages() -> None:
+    stated = {"input_size": SIZE, "mean": [0.5] * 3, "std": [0.5] * 3}
+    assert default_stages(load_model(tiny_vit(depth=8), **stated)) == (1, 3, 6, 8)  # stage 8 is the final norm
+    assert default_stages(load_model(tiny_vit(), **stated)) == (0, 1, 2)
+
+
+def test_stages_that_are_not_there_are_refused(target: TargetModel) -> None:
+    with pytest.raises(SpecError, match="has the stages 0 to"):
+        Explainer.for_target(target, Design(stages=(0, 99)))
+
+
+@pytest.mark.parametrize("text", ["aha(refine=-1)", "aha(refine='much')", "aha(steps=0)", "aha(budget=0)"])
+def test_bad_parameters_are_one_line(text: str) -> None:
+    with pytest.raises(SpecError, match="aha: "):
+        aha.load_method(text)
+
+
+def test_upload(explainer: Explainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is asked for a repository and given exactly the three files."""
+    import huggingface_hub
+
+    asked: dict[str, object] = {}
+
+    class Hub:
+        def create_repo(self, name: str, **options: object) -> None:
+            asked["made"] = (name, options["private"])
+
+        def upload_folder(self, repo_id: str, folder_path: str) -> str:
+            asked["files"] = sorted(path.name for path in Path(folder_path).iterdir())
+            return f"https://hub/{repo_id}"
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    assert explainer.push_to_hub("me/mine", private=True) == "https://hub/me/mine"
+    assert asked == {"made": ("me/mine", True), "files": ["README.md", "config.json", "model.safetensors"]}
+
+
+def test_download(explainer: Explainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    folder = explainer.save_pretrained(tmp_path / "e")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(folder))
+    assert Explainer.from_pretrained("me/mine").config == Explainer.from_pretrained(folder).config

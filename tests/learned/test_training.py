@@ -1,0 +1,290 @@
+"""Training: it learns, also for classes it never saw; it resumes exactly; several processes are one; it fails well."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import aha.learned.training as training
+from aha.errors import AhaError, ImageError, OutputError, SpecError
+from aha.learned.explainer import Explainer
+from aha.learned.settings import Design, Settings, load_settings
+from aha.learned.training import Choices, TrainingError, explained_classes, learning_rate, temperature, train
+from aha.learned.validation import hard_scores
+from aha.models import TargetModel, load_model
+from aha.references import Black
+from conftest import SQUARE, ColourNet, square_image
+from fakes import changes, snapshot, surroundings
+
+QUICK = ["steps=6", "batch_size=4", "save_every=1", "validation_images=4", "validation_steps=4", "stride=4", "width=16"]
+
+
+def settings(*more: str) -> Settings:
+    return load_settings("small", [*QUICK, "grids=[4,8]", *more])
+
+
+def records(out: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "images_per_second"} for line in lines]
+
+
+def weights(explainer: Explainer) -> dict[str, Tensor]:
+    return explainer.state_dict()
+
+
+def test_it_learns_where_the_evidence_is_also_for_classes_it_never_saw(
+    target: TargetModel, folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """Trained on six colours; the maps of the other two must find their squares. The head start is switched off."""
+    config = Explainer.for_target(target, Design(stride=4, width=32)).config
+    explainer = Explainer(replace(config, decoder=replace(config.decoder, starts_from_evidence=False)))
+    unseen = [square_image(6 + index % 2, 100 + index) for index in range(8)]
+    inputs = target.to_inputs(torch.stack([pixels for pixels, _ in unseen]))
+    classes = torch.tensor([6 + index % 2 for index in range(8)])
+    assert target.outputs(inputs).argmax(dim=1).tolist() == classes.tolist()
+
+    def scores(chosen: Explainer) -> float:
+        maps = chosen.maps(target, inputs, classes)
+        return float(hard_scores(target, inputs, classes, maps, [Black()], 8)["ins_del"].mean())
+
+    def hits(chosen: Explainer) -> int:
+        maps = chosen.maps(target, inputs, classes)
+        peaks = [divmod(int(m.argmax()), m.shape[1]) for m in maps]
+        return sum(
+            y <= py < y + SQUARE and x <= px < x + SQUARE for (py, px), (_, (y, x)) in zip(peaks, unseen, strict=True)
+        )
+
+    before = scores(explainer)
+    monkeypatch.setattr(training, "_fresh", lambda *_: explainer)
+    more = ["steps=60", "learning_rate=3e-3", "references=black,mean", "save_every=60"]
+    trained = train(target, folder / "labels.csv", tmp_path / "run", settings=settings(*more))
+    assert scores(trained) > before + 0.2
+    assert hits(trained) >= 7
+
+
+def test_the_target_and_the_surroundings_are_left_alone(target: TargetModel, folder: Path, tmp_path: Path) -> None:
+    before = (snapshot(target.module), surroundings())
+    train(target, folder / "labels.csv", tmp_path / "run", settings=settings("steps=2"))
+    after = (snapshot(target.module), surroundings())
+    assert not changes(before[0], after[0]) and not changes(before[1], after[1])
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(target: TargetModel, folder: Path, tmp_path: Path) -> None:
+    chosen = settings("ema=0.9", "validate_every=2", "noise=1.0")
+    whole = train(target, folder / "labels.csv", tmp_path / "whole", settings=chosen)
+
+    class Interrupted(KeyboardInterrupt):
+        pass
+
+    def interrupt(record: dict[str, float]) -> None:
+        if record["step"] == 2:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        train(target, folder / "labels.csv", tmp_path / "parts", settings=chosen, on_step=interrupt)
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 3, "loss":')  # killed while writing
+    resumed = train(target, folder / "labels.csv", tmp_path / "parts", settings=chosen, resume=True)
+    assert records(tmp_path / "parts") == records(tmp_path / "whole")
+    assert [record["step"] for record in records(tmp_path / "parts")] == list(range(6))
+    for name, value in weights(whole).items():
+        assert torch.equal(value, weights(resumed)[name]), name
+
+
+def test_two_processes_are_one(folder: Path, tmp_path: Path) -> None:
+    """The same losses and weights as one process with the same global batch."""
+    script = tmp_path / "run.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
+            from conftest import ColourNet, SIDE
+            from aha.learned.settings import load_settings
+            from aha.learned.training import train
+            from aha.models import load_model
+            import torch
+            torch.set_num_threads(1)
+            target = load_model(ColourNet().eval(), input_size=SIDE, mean=[0.5] * 3, std=[0.5] * 3, fit="squash")
+            settings = load_settings("small", {[*QUICK, "grids=[4,8]", "steps=3"]!r})
+            train(target, {str(folder / "labels.csv")!r}, sys.argv[1], settings=settings)
+            """
+        )
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
+    launcher += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    for command, name in (([sys.executable], "one"), (launcher, "two")):
+        done = subprocess.run(
+            [*command, str(script), str(tmp_path / name)], capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    one, two = records(tmp_path / "one"), records(tmp_path / "two")
+    assert len(one) == len(two) == 3
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys()
+        assert all(a[name] == pytest.approx(b[name], rel=2e-4, abs=2e-5) for name in a)
+    first, second = (weights(Explainer.from_pretrained(tmp_path / name / "last")) for name in ("one", "two"))
+    for name, value in first.items():
+        assert torch.allclose(value, second[name], atol=1e-4), name
+
+
+def test_the_average_of_the_weights_is_what_is_kept(target: TargetModel, folder: Path, tmp_path: Path) -> None:
+    plain = train(target, folder / "labels.csv", tmp_path / "plain", settings=settings())
+    averaged = train(target, folder / "labels.csv", tmp_path / "averaged", settings=settings("ema=0.99"))
+    state = torch.load(tmp_path / "averaged" / "state.pt", weights_only=True)
+    for name, value in weights(plain).items():
+        assert torch.equal(state["explainer"][name], value), "averaging must not change the steps themselves"
+    assert any(not torch.equal(value, weights(averaged)[name]) for name, value in weights(plain).items())
+    assert torch.equal(state["average"]["decoder.evidence_gain"], weights(averaged)["decoder.evidence_gain"])
+
+
+class Backwards(ColourNet):
+    """The same answers, but the classifier reads the features with their sign changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.no_grad():
+            self.head.weight.neg_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(-self.mix(self.local(self.match(x).relu())).mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize(("kind", "sign"), [(ColourNet, 1), (Backwards, -1)])
+def test_evidence_that_points_away_is_turned_round(
+    kind: type[ColourNet], sign: int, folder: Path, tmp_path: Path
+) -> None:
+    model = load_model(kind().eval(), input_size=32, mean=[0.5] * 3, std=[0.5] * 3, fit="squash")
+    trained = train(model, folder / "labels.csv", tmp_path / "run", settings=settings("steps=1"))
+    assert trained.decoder.evidence_gain.item() == pytest.approx(sign, abs=0.01)
+
+
+# The schedule and what is drawn
+
+
+def test_schedules() -> None:
+    config = load_settings("small", ["steps=100", "warm_up=0.1", "learning_rate=0.01"]).training
+    rates = [learning_rate(config, step) for step in range(100)]
+    assert rates[0] == pytest.approx(0.001) and max(rates) == pytest.approx(0.01) and rates.index(max(rates)) <= 10
+    assert all(a > b for a, b in itertools.pairwise(rates[10:])) and rates[-1] < 1e-5
+    heat = [temperature(config, step) for step in range(100)]
+    assert heat[0] == pytest.approx(0.1) and heat[-1] == pytest.approx(0.01)
+    assert heat[50] / heat[49] == pytest.approx(heat[1] / heat[0])
+
+
+def test_choices_follow_from_the_place_alone() -> None:
+    config = load_settings("small", ["classes=[0.5, 0.3, 0.2]"]).training
+    many = Choices.drawn(config, range(3000))
+    some = Choices.drawn(config, [7, 2999])
+    for name in ("flips", "kinds", "references"):
+        values = getattr(many, name)
+        assert getattr(some, name).tolist() == [values[7].item(), values[2999].item()]
+    shares = [float((many.kinds == kind).float().mean()) for kind in range(3)]
+    assert shares == pytest.approx([0.5, 0.3, 0.2], abs=0.04)
+    assert float(many.flips.float().mean()) == pytest.approx(0.5, abs=0.04)
+    assert sorted(many.references.unique().tolist()) == [0, 1, 2]
+    assert not Choices.drawn(load_settings("small", ["flip=False"]).training, range(50)).flips.any()
+
+
+def test_the_explained_class() -> None:
+    outputs = torch.tensor([[0.1, 3.0, 2.0]] * 4)
+    labels, kinds = torch.tensor([0, 0, -1, 0]), torch.tensor([0, 1, 1, 2])
+    assert explained_classes(outputs, labels, kinds).tolist() == [1, 0, 1, 2]
+
+
+# What goes wrong
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_batch_recorded(
+    target: TargetModel, folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    whole = training.training_step
+
+    def poisoned(*args: object) -> dict[str, Tensor]:
+        parts = whole(*args)  # type: ignore[arg-type]
+        if args[-1] == 1:
+            parts["loss"] = parts["loss"] * float("nan")
+        return parts
+
+    monkeypatch.setattr(training, "training_step", poisoned)
+    with pytest.raises(TrainingError, match="not finite at step 1"):
+        train(target, folder / "labels.csv", tmp_path / "run", settings=settings())
+    batch = json.loads((tmp_path / "run" / "failed_batch.json").read_text())
+    assert batch["step"] == 1 and len(batch["files"]) == 4 and all(Path(file).is_file() for file in batch["files"])
+
+
+def test_a_full_disk_is_one_line_and_the_last_state_stays_whole(
+    target: TargetModel, folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    out, real = tmp_path / "run", torch.save
+
+    def full(state: dict[str, object], file: object) -> None:
+        if state["step"] == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(state, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OutputError, match="No space left"):
+        train(target, folder / "labels.csv", out, settings=settings())
+    assert torch.load(out / "state.pt", weights_only=True)["step"] == 2
+    assert not list(out.glob(".*partial"))
+    monkeypatch.undo()
+    train(target, folder / "labels.csv", out, settings=settings(), resume=True)
+    assert len(records(out)) == 6
+
+
+def test_runs_are_neither_overwritten_nor_continued_with_other_settings(
+    target: TargetModel, folder: Path, tmp_path: Path
+) -> None:
+    data, out = folder / "labels.csv", tmp_path / "run"
+    with pytest.raises(OutputError, match="no run that could be continued"):
+        train(target, data, out, settings=settings("steps=1"), resume=True)
+    train(target, data, out, settings=settings("steps=1"))
+    with pytest.raises(OutputError, match="holds a run already"):
+        train(target, data, out, settings=settings("steps=1"))
+    with pytest.raises(OutputError, match="has steps=1, not 2"):
+        train(target, data, out, settings=settings("steps=2"), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("stepz=3", "no setting 'stepz'; there are"),
+        ("steps", "write key=value"),
+        ("steps=many", "steps='many' is not a int"),
+        ("steps=-1", "cannot be negative"),
+        ("conditioning=both", "none of auto, head, embedding"),
+        ("grids=7", "not a list of 2 numbers"),
+        ("references=purple", "purple"),
+    ],
+)
+def test_bad_settings_are_one_line(change: str, line: str) -> None:
+    with pytest.raises(SpecError, match=line):
+        load_settings("small", [change])
+
+
+def test_bad_data_is_one_line(target: TargetModel, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(AhaError, match="does not exist"):
+        train(target, tmp_path / "nowhere", out)
+    classes = tmp_path / "classes"
+    for name in "abc":
+        (classes / name).mkdir(parents=True)
+        shutil.copy(folder / "00.png", classes / name)
+    with pytest.raises(ImageError, match="3 folders with images, but the model has 8 classes"):
+        train(target, classes, out)
+    (tmp_path / "wrong.csv").write_text("file,label\ndata/00.png,3\ndata/01.png,11\n")
+    with pytest.raises(ImageError, match=r"label 11, but the model has 8 classes \(0 to 7\)"):
+        train(target, tmp_path / "wrong.csv", out)
+    assert not out.exists()
