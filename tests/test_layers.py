@@ -22,7 +22,9 @@ errors statistics
 registry images results information __init__
 spec scores preprocessing colours labelled
 models render
-methods references perturbation targets mosaics
+references perturbation partitions
+masking
+methods targets mosaics
 metrics learned
 cards protocols figures
 explanation score_table catalogue
@@ -44,6 +46,7 @@ DOORS = {
     "typer": {"cli"},
     "rich": {"cli"},
     "jinja2": {"gallery"},
+    "skimage": {"partitions"},
     "captum": set(),
 }
 
