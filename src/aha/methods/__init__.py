@@ -1,6 +1,7 @@
 """Attribution methods, one file each: importing it registers the method, so a new one is one file and one line here."""
 
 from aha.methods import (
+    ablation_cam,
     center_map,
     edge_map,
     grad_cam,
@@ -16,6 +17,7 @@ from aha.methods import (
     raw_attention,
     rise,
     rollout,
+    score_cam,
     shapley_sampling,
     simple_deletion,
     simple_insertion,
@@ -26,6 +28,7 @@ from aha.methods.base import METHODS, Method, check_fit, list_methods, load_meth
 __all__ = [
     "METHODS",
     "Method",
+    "ablation_cam",
     "center_map",
     "check_fit",
     "edge_map",
@@ -45,6 +48,7 @@ __all__ = [
     "raw_attention",
     "rise",
     "rollout",
+    "score_cam",
     "shapley_sampling",
     "simple_deletion",
     "simple_insertion",

@@ -67,7 +67,7 @@ class KernelSHAP(Method):
 
 
 def all_coalitions(count: int) -> tuple[Tensor, Tensor]:
-    """Every coalition (n, K) but the empty and the full one, with its weight (n,) in the Shapley kernel (eq. 9)."""
+    """Every coalition (n, K) but the empty and the full one, with its weight (n,) in the Shapley kernel."""
     numbers = torch.arange(1, 2**count - 1)
     present = (numbers[:, None] >> torch.arange(count)) & 1  # (n, K)
     kernel = [(count - 1) / (comb(count, size) * size * (count - size)) for size in range(1, count)]

@@ -18,7 +18,7 @@ from aha.references import Reference, ZerosNormalised
 @method("shapley_sampling", family="perturbation", citation="Castro et al., Computers & OR 2009")
 @dataclass(frozen=True)
 class ShapleySampling(Method):
-    """Mean gain of the score when a part arrives, over random orders of arrival (algorithm 1).
+    """Mean gain of the score when a part arrives, over random orders of arrival (ApproShapley).
 
     The values sum to the score of the image minus that of the reference. The 25 orders are captum's default and the 49
     parts MDA's ("SHAP"), who explains the logit; the cost is one forward pass per order and part.
