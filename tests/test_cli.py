@@ -194,7 +194,9 @@ def test_list_scores_and_tables() -> None:
     assert {entry["name"] for entry in listed} >= {"softmax", "logit"}
     table = run("list", "scores").stdout
     assert all(entry["summary"] in table for entry in listed)
-    assert run("list", "methods", "cam", "--quiet").stdout.split() == ["grad_cam", "hires_cam"]
+    cams = run("list", "methods", "cam", "--quiet").stdout.split()
+    assert cams == [name for name in aha.list_methods() if "cam" in name]
+    assert "grad_cam" in cams
     assert run("list", "methods", "--source", "timm").exit_code == 2
     assert run("list", "models", "--model", "timm:test_vit").exit_code == 2
     assert run("list", "pictures").exit_code == 2

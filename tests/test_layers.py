@@ -22,9 +22,9 @@ errors statistics
 registry images results information rows __init__
 spec scores preprocessing colours labelled
 models render
-references perturbation targets mosaics
-learned
-methods
+references perturbation partitions
+masking learned
+methods targets mosaics
 metrics
 cards protocols figures
 explanation score_table catalogue
@@ -47,6 +47,7 @@ DOORS = {
     "rich": {"cli"},
     "jinja2": {"gallery"},
     "accelerate": {"learned"},
+    "skimage": {"partitions"},
     "captum": set(),
 }
 

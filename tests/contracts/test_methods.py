@@ -20,8 +20,16 @@ from aha.methods import METHODS, Method, load_method
 from aha.models import load_model
 from fakes import BUILDERS, CLASSES, SIZE, Boom, Fuse, changes, snapshot, surroundings, tensor_state
 
-# Methods whose required parameters are more than inner methods: how to write one that can run here.
-EXAMPLES: dict[str, str] = {}
+# Methods that cannot run here with their defaults: how to write one that can.
+# A few samples instead of thousands, and a reference that plain modules without stated preprocessing can have.
+EXAMPLES: dict[str, str] = {
+    "rise": "rise(n=40)",
+    "lime": "lime(n=40, parts=patches(grid=4))",
+    "kernel_shap": "kernel_shap(n=40, parts=patches(grid=4))",
+    "shapley_sampling": "shapley_sampling(orders=2, parts=patches(grid=4))",
+    "simple_insertion": "simple_insertion(grid=4, reference=zeros_normalised)",
+    "simple_deletion": "simple_deletion(grid=4, reference=zeros_normalised)",
+}
 
 
 def example(name: str) -> Method:

@@ -1,6 +1,7 @@
 """Attribution methods, one file each: importing it registers the method, so a new one is one file and one line here."""
 
 from aha.methods import (
+    ablation_cam,
     aha,
     center_map,
     edge_map,
@@ -9,10 +10,18 @@ from aha.methods import (
     hires_cam,
     input_x_gradient,
     integrated_gradients,
+    kernel_shap,
     legrad,
+    lime,
+    occlusion,
     random_map,
     raw_attention,
+    rise,
     rollout,
+    score_cam,
+    shapley_sampling,
+    simple_deletion,
+    simple_insertion,
     smooth,
 )
 from aha.methods.base import METHODS, Method, check_fit, list_methods, load_method, method
@@ -20,6 +29,7 @@ from aha.methods.base import METHODS, Method, check_fit, list_methods, load_meth
 __all__ = [
     "METHODS",
     "Method",
+    "ablation_cam",
     "aha",
     "center_map",
     "check_fit",
@@ -29,12 +39,20 @@ __all__ = [
     "hires_cam",
     "input_x_gradient",
     "integrated_gradients",
+    "kernel_shap",
     "legrad",
+    "lime",
     "list_methods",
     "load_method",
     "method",
+    "occlusion",
     "random_map",
     "raw_attention",
+    "rise",
     "rollout",
+    "score_cam",
+    "shapley_sampling",
+    "simple_deletion",
+    "simple_insertion",
     "smooth",
 ]

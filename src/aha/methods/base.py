@@ -16,6 +16,8 @@ from torch import Tensor
 
 from aha.errors import CapabilityError, SpecError
 from aha.models import TargetModel
+from aha.partitions import PARTITIONS
+from aha.references import REFERENCES
 from aha.registry import Registry
 from aha.spec import Spec, parse
 
@@ -76,7 +78,7 @@ def method(name: str, *, family: str, needs: Iterable[str] = (), citation: str =
 
 def load_method(spec: str | Method) -> Method:
     """A method from its text, for example `smooth(gradient, n=20)`; a method passes through."""
-    return spec if isinstance(spec, Method) else parse(spec, METHODS)
+    return spec if isinstance(spec, Method) else parse(spec, METHODS, PARTITIONS, REFERENCES)
 
 
 def list_methods(model: TargetModel | None = None) -> list[str]:

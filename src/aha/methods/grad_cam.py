@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,8 +62,12 @@ class GradCAM(Method):
 
 def features_and_gradients(model: TargetModel, images: Tensor, classes: Tensor, layer: int) -> tuple[Tensor, Tensor]:
     """One stage's features (B, C, h, w), counted back from the deepest useful one, and their class gradients."""
-    useful = range(model.cam_stage(images.shape[1:]) + 1)
-    stage = pick_layer(useful, layer)
+    stage = pick_stage(model, images.shape[1:], layer)
     trace = model.trace(images, features=[stage])
     (gradients,) = trace.gradients(classes, trace.features[stage])
     return trace.features[stage], gradients
+
+
+def pick_stage(model: TargetModel, size: Sequence[int], layer: int) -> int:
+    """The stage for inputs of this size (C, H, W), counted back from the deepest on whose places the outputs depend."""
+    return pick_layer(range(model.cam_stage(size) + 1), layer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -75,12 +75,15 @@ class Chunks:
 
     def run(self, work: Callable[[slice], T], count: int) -> list[T]:
         """Results of `work` for consecutive slices of range(count); a slice that does not fit is halved and retried."""
-        results: list[T] = []
+        return list(self.stream(work, count))
+
+    def stream(self, work: Callable[[slice], T], count: int) -> Iterator[T]:
+        """The same, one result at a time: for callers who need not keep them."""
         start = 0
         while start < count:
             size = min(self.size, count - start)
             try:
-                results.append(work(slice(start, start + size)))
+                result = work(slice(start, start + size))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -89,7 +92,7 @@ class Chunks:
                 self.size = size // 2
             else:
                 start += size
+                yield result
                 continue
             if torch.cuda.is_available():  # outside the handler, where the failed frames no longer hold tensors
                 torch.cuda.empty_cache()
-        return results

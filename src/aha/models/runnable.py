@@ -125,10 +125,11 @@ class RunnableModel:
         """The reported score (B,) of each input's class."""
         return self.score(self.outputs(inputs), classes)
 
-    def _forward(self, inputs: Tensor) -> Tensor:
+    def _forward(self, inputs: Tensor, rows: int | None = None) -> Tensor:
+        """Raw outputs of one pass; `rows` of them where that is not the number of inputs."""
         # A copy, because a model may work in place on its input, and the caller's tensor is not ours to change.
         outputs = read_outputs(self.module(inputs.to(self.dtype).clone()), self._output)
-        if len(outputs) != len(inputs):
+        if len(outputs) != (len(inputs) if rows is None else rows):
             raise ModelError(f"{self.spec} returned {len(outputs)} rows for {len(inputs)} images")
         self._num_classes = self.score.num_classes(outputs)
         return outputs.float() if outputs.dtype in _HALF.values() else outputs

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from aha.errors import CapabilityError, ModelError
 from aha.models.hooks import autograd, first_tensor, hooked, slopes, swapped_forward, with_first_tensor
-from aha.models.memory import Chunks
+from aha.models.memory import Chunks, is_out_of_memory
 from aha.models.rules import Rule, RuleMode
 from aha.models.runnable import RunnableModel
 from aha.models.structure import Structure, probe
-from aha.models.tracing import Trace, Tracer
+from aha.models.tracing import Trace, Tracer, replaced_features
 from aha.scores import Score
 
 
@@ -43,6 +43,10 @@ class TargetModel(RunnableModel):
 
     @cached_property
     def _readouts(self) -> dict[tuple[int, ...], Tensor]:
+        return {}
+
+    @cached_property
+    def _restarts(self) -> dict[tuple[int, ...], bool]:
         return {}
 
     # Reading it
@@ -194,6 +198,42 @@ class TargetModel(RunnableModel):
             tracer = Tracer(self.module, trace, with_graph=False)
             tracer.run(lambda: self._forward(images), len(images), features=stages)
         return [trace.features[stage] for stage in stages], trace.outputs
+
+    def outputs_from_features(self, image: Tensor, stage: int, maps: Tensor) -> Tensor:
+        """Outputs (m, K) for one image (C, H, W) when the stage returns each of `maps` (m, C, h, w) instead of its own.
+
+        What lies before the stage is run once for all of them, wherever the model's later part takes the larger batch.
+        """
+        key = (*image.shape, stage)
+        if key not in self._restarts:
+            self._restarts[key] = self._can_restart(image.shape, stage)
+        copies = 1 if self._restarts[key] else len(maps)
+        self.passes["forward"] += copies
+        return self._outputs_from_features(image.expand(copies, *image.shape), stage, maps)
+
+    def _outputs_from_features(self, images: Tensor, stage: int, maps: Tensor) -> Tensor:
+        site = self.structure(images.shape[1:]).stages[stage]
+        with (
+            self.undisturbed(),
+            autograd(False),
+            self._autocast(),
+            replaced_features(self.module, site, maps),
+        ):
+            return self._forward(images.to(self.device), rows=len(maps))
+
+    def _can_restart(self, shape: Sequence[int], stage: int) -> bool:
+        """Does one image whose stage returns a batch of maps give the same outputs as a batch of images does?"""
+        noise = torch.randn((3, *shape), generator=torch.Generator().manual_seed(2)).to(self.device)
+        with self._uncounted():
+            (maps,), _ = self.features(noise, [stage])
+            expected = self._outputs_from_features(noise[:1].expand_as(noise), stage, maps)
+            try:
+                found = self._outputs_from_features(noise[:1], stage, maps)
+            except (RuntimeError, ValueError, IndexError, ModelError) as error:
+                if is_out_of_memory(error):
+                    raise
+                return False
+        return bool((found - expected).abs().max() <= 1e-3 * expected.abs().max())
 
     @cached_property
     def class_vectors(self) -> Tensor:

@@ -6,8 +6,8 @@ Shapes: features (B, C, h, w); tokens (B, T, D); attention (B, h, T, T); outputs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -154,6 +154,23 @@ class Tracer:
         split = self._on_graph(split)
         self._trace.attention.append(split)
         return split.view(weights.shape)
+
+
+@contextmanager
+def replaced_features(module: nn.Module, site: Site, maps: Tensor) -> Iterator[None]:
+    """Inside the block, the site returns `maps` (m, C, h, w), whatever it computed; tokens without a place are kept."""
+    calls = 0
+
+    def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        raw = first_tensor(output)
+        if calls - 1 != site.call or raw is None:
+            return None
+        return with_first_tensor(output, site.layout.from_map(maps, raw.expand(len(maps), *raw.shape[1:])))
+
+    with hooked([(module.get_submodule(site.name), hook)]):
+        yield
 
 
 def _on_graph(tensor: Tensor) -> Tensor:

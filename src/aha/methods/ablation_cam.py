@@ -1,0 +1,55 @@
+"""Ablation-CAM: features weighted by what the score loses without each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aha.masking import Question, Scale, explain_each
+from aha.methods.base import Method, check_layer, method
+from aha.methods.grad_cam import pick_stage
+from aha.models import TargetModel
+
+
+@method("ablation_cam", family="cam", needs={"features"}, citation="Ramaswamy & Desai, WACV 2020")
+@dataclass(frozen=True)
+class AblationCAM(Method):
+    """Sum of the channels weighted by `(y - y_k) / |y|`, y_k being the score without channel k; positive part.
+
+    The paper divides by y itself, which turns every sign around where the logit is negative; for positive logits the
+    two are the same. A channel is ablated by setting it to zero, as in the paper. pytorch-grad-cam puts a very large
+    negative number in its place where a layer has negative values, which such networks never see.
+
+    Attributes:
+        layer: which stage, counted from the end; -1 is the deepest that carries spatial evidence.
+        score: the logit, as published, or the reported score.
+    """
+
+    layer: int = -1
+    score: Scale = "logit"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layer(self, self.layer)
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        return explain_each(self._explain, model, images, classes, scale=self.score)
+
+    def _explain(self, question: Question) -> Tensor:
+        model, image = question.model, question.image
+        stage = pick_stage(model, image.shape, self.layer)
+        (features,), outputs = model.features(image[None], [stage])
+        channels = features[0]  # (C, h, w)
+
+        def without(part: slice) -> Tensor:
+            gone = torch.arange(len(channels), device=channels.device)[part]
+            maps = channels.repeat(len(gone), 1, 1, 1)
+            maps[torch.arange(len(gone)), gone] = 0
+            return question.read(model.outputs_from_features(image, stage, maps))
+
+        whole = question.read(outputs)  # (1, k)
+        lost = whole - torch.cat(model.chunks.run(without, len(channels)))  # (C, k)
+        weights = (lost / whole.abs().clamp(min=1e-12)).to(channels)
+        return (weights.T @ channels.flatten(1)).relu().view(-1, *channels.shape[1:])  # (k, h, w)

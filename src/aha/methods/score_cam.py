@@ -1,0 +1,55 @@
+"""Score-CAM: features weighted by how well the model recognises the image through each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from aha.masking import Question, Scale, explain_each
+from aha.methods.base import Method, check_layer, method
+from aha.methods.grad_cam import pick_stage
+from aha.models import TargetModel
+
+
+@method("score_cam", family="cam", needs={"features"}, citation="Wang et al., CVPR Workshops 2020")
+@dataclass(frozen=True)
+class ScoreCAM(Method):
+    """Sum of the channels, weighted by a softmax over the scores of the image masked by each; positive part (alg. 1).
+
+    A mask is a channel enlarged to the image's size and scaled to [0, 1]; it multiplies the normalised
+    image, so that masked pixels show the model's mean colour. The paper takes the score's increase over a baseline
+    image: a constant per image, which the softmax ignores. pytorch-grad-cam enlarges with aligned corners instead.
+
+    Attributes:
+        layer: which stage, counted from the end; -1 is the deepest that carries spatial evidence.
+        score: the logit, as published, or the reported score, whose softmax is nearly uniform.
+    """
+
+    layer: int = -1
+    score: Scale = "logit"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layer(self, self.layer)
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        return explain_each(self._explain, model, images, classes, scale=self.score)
+
+    def _explain(self, question: Question) -> Tensor:
+        stage = pick_stage(question.model, question.image.shape, self.layer)
+        (features,), _ = question.model.features(question.image[None], [stage])
+        channels = features[0].to(question.image)  # (C, h, w)
+
+        def masks(part: slice) -> Tensor:
+            return unit_range(F.interpolate(channels[None, part], size=question.size, mode="bilinear")[0])
+
+        weights = question.scores(masks, len(channels)).to(channels).softmax(dim=0)  # (C, k)
+        return (weights.T @ channels.flatten(1)).relu().view(-1, *channels.shape[1:])  # (k, h, w)
+
+
+def unit_range(maps: Tensor, floor: float = 1e-8) -> Tensor:
+    """Maps (m, H, W) scaled to [0, 1], each by its own range; a constant map becomes zero."""
+    low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
+    return (maps - low) / (high - low + floor)

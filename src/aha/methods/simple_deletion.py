@@ -1,0 +1,21 @@
+"""Simple deletion: what the model misses when a small window of patches is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aha.masking import Question
+from aha.methods.base import method
+from aha.methods.simple_insertion import PatchWindows
+
+
+@method("simple_deletion", family="perturbation", citation="Izadi et al., arXiv 2603.13652 (baseline)")
+@dataclass(frozen=True)
+class SimpleDeletion(PatchWindows):
+    """Score of the image minus its score with the window around a patch replaced by the blank."""
+
+    def _explain(self, question: Question) -> Tensor:
+        whole = question.scores_at(1.0)  # (1, k)
+        return whole.T[:, :, None] - self._window_scores(question, keep=False)
