@@ -19,7 +19,7 @@ ROOT = Path(aha.__file__).parent
 
 LAYERS = """
 errors statistics
-registry images results information __init__
+registry images results information rows __init__
 spec scores preprocessing colours labelled
 models render
 methods references perturbation targets mosaics

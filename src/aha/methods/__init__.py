@@ -13,6 +13,7 @@ from aha.methods import (
     raw_attention,
     rollout,
     smooth,
+    var,
 )
 from aha.methods.base import METHODS, Method, check_fit, list_methods, load_method, method
 
@@ -35,4 +36,5 @@ __all__ = [
     "raw_attention",
     "rollout",
     "smooth",
+    "var",
 ]
