@@ -16,6 +16,7 @@ from aha.cards import CardMaker
 from aha.errors import ImageError, MapWarning, ModelError
 from aha.explanation import Explanation
 from aha.methods import Method, check_fit, load_method
+from aha.methods.var import Distribution, Var
 from aha.metrics import Sample
 from aha.models import TargetModel, load_model
 from aha.models.memory import Chunks
@@ -117,9 +118,9 @@ def explain_batch(
         rows = torch.tensor([i for i, classes in enumerate(chosen) for _ in classes], device=model.device)
         classes = torch.tensor([c for row in chosen for c in row], device=model.device)
         seeded = method.seeded(seed)
-        work = chunks or model.chunks
-        parts = work.run(lambda part: seeded(model, inputs[rows[part]], classes[part]).detach(), len(rows))
-        maps = _at_input_size(torch.cat(parts), size, method)
+        told = [seeded.among(row) for row in chosen]
+        native, found = _compute(model, [told[i] for i in rows.tolist()], inputs[rows], classes, chunks or model.chunks)
+        maps = _at_input_size(native, size, method)
         scores = model.score(outputs[rows], classes)
     explanation = Explanation(
         maps=maps.cpu(),
@@ -138,6 +139,7 @@ def explain_batch(
             "input_size": list(size),
         },
         digest=model.digest,
+        distribution=[distribution.resized(size) for distribution in found],
     )
     _warn_of_unusable(explanation, outputs[rows].cpu())
     return explanation
@@ -150,6 +152,30 @@ def with_cards(model: TargetModel, batch: Batch, explanation: Explanation, maker
     rows = zip(explanation.subjects, explanation.targets.tolist(), explanation.maps, strict=True)
     cards = [maker.card(samples[id(subject)], target, values, explanation.method) for subject, target, values in rows]
     return replace(explanation, cards=cards)
+
+
+def _compute(
+    model: TargetModel, methods: list[Method], images: Tensor, classes: Tensor, chunks: Chunks
+) -> tuple[Tensor, list[Distribution]]:
+    """Native maps (N, h, w) of one method per row, equal ones at once, and their distributions over classes, if any."""
+    maps: dict[int, Tensor] = {}
+    distributions: dict[int, Distribution] = {}
+    for chosen in dict.fromkeys(methods):
+        own = torch.tensor([row for row, other in enumerate(methods) if other == chosen], device=images.device)
+
+        def work(part: slice, chosen: Method = chosen, own: Tensor = own) -> None:
+            rows = own[part]
+            if isinstance(chosen, Var):
+                found = chosen.distributions(model, images[rows], classes[rows])
+                distributions.update(zip(rows.tolist(), found, strict=True))
+                results = torch.stack([distribution.discriminative() for distribution in found])
+            else:
+                results = chosen(model, images[rows], classes[rows]).detach()
+            maps.update(zip(rows.tolist(), results, strict=True))
+
+        chunks.run(work, len(own))
+    order = range(len(methods))
+    return torch.stack([maps[row] for row in order]), [distributions[row] for row in order if row in distributions]
 
 
 def _at_input_size(maps: Tensor, size: tuple[int, int], method: Method) -> Tensor:

@@ -31,6 +31,19 @@ _FLAT = 1e-6
 _HATCH_GREYS = (176, 200)
 
 
+# Okabe and Ito's colours, which also colour-blind people tell apart; grey for black, which would not show.
+_CLASS_COLOURS = (
+    (230, 159, 0),
+    (0, 114, 178),
+    (0, 158, 115),
+    (204, 121, 167),
+    (86, 180, 233),
+    (213, 94, 0),
+    (240, 228, 66),
+    (120, 120, 120),
+)
+
+
 class Scale(NamedTuple):
     """Which values the ends of a colour map stand for; also the legend of a rendered map."""
 
@@ -116,6 +129,13 @@ def strength(values: MapLike, scale: Scale, *, signed: bool) -> npt.NDArray[np.f
         return np.zeros(array.shape)
     distance = np.abs(array) / scale.high if signed else (array - scale.low) / (scale.high - scale.low)
     return np.nan_to_num(np.clip(distance, 0, 1), nan=0.0)
+
+
+def class_colours(count: int) -> list[tuple[int, int, int]]:
+    """One colour per class; the first eight are easily told apart, then they become darker."""
+    rounds = (divmod(index, len(_CLASS_COLOURS)) for index in range(count))
+    chosen = ((again + 1, _CLASS_COLOURS[place]) for again, place in rounds)
+    return [(red // by, green // by, blue // by) for by, (red, green, blue) in chosen]
 
 
 def hatch(height: int, width: int) -> Pixels:

@@ -8,6 +8,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from aha import render
 from aha.cards import Card
+from aha.errors import OutputError
+from aha.methods.var import Distribution
 from aha.preprocessing import Geometry
 from aha.results import ResultFolder, ResultItem
 
@@ -46,6 +49,7 @@ class Explanation:
         seconds: time spent computing, without reading files.
         digest: digest of the model's weights.
         cards: faithfulness cards, one per map, if asked for.
+        distribution: for `var`, one per map: how the compared classes share each place (see `Distribution`).
         settings: seed, score, upsampling and the like, for the manifest.
     """
 
@@ -59,6 +63,7 @@ class Explanation:
     seconds: float
     digest: str
     cards: Sequence[Card] = ()
+    distribution: Sequence[Distribution] = ()
     settings: dict[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -101,6 +106,32 @@ class Explanation:
         """The original image with all but the top `percent` % of its pixels dimmed."""
         return render.top_mask(self.subjects[index].image, self.original_map(index), percent)
 
+    def composite(self, index: int = 0, *, opacity: float = 0.75, caption: bool = True) -> Image.Image:
+        """The original image, each place in the colour of the class that wins it, with a legend of the classes."""
+        found, subject = self._distribution(index), self.subjects[index]
+        maps, shares = (
+            torch.stack([subject.geometry.to_original(values) for values in stack]).numpy()
+            for stack in (found.maps, found.shares)
+        )
+        picture = render.composite(subject.image, maps, shares, opacity=opacity)
+        if not caption:
+            return picture
+        keys = list(zip(render.class_colours(len(found.classes)), found.labels, strict=True))
+        return render.annotate(picture, title=self.caption(index), subtitle=self.method, keys=keys)
+
+    def shared(self, index: int = 0) -> Image.Image:
+        """The evidence that the compared classes have in common, over the original image."""
+        found, subject = self._distribution(index), self.subjects[index]
+        values = subject.geometry.to_original(found.shared())
+        _, legend = render.colour(values)
+        title = "shared by " + ", ".join(found.labels)
+        return render.annotate(render.overlay(subject.image, values), title=title, subtitle=self.method, legend=legend)
+
+    def _distribution(self, index: int) -> Distribution:
+        if not self.distribution:
+            raise OutputError(f"{self.method} compares no classes; explain with var({self.method})")
+        return self.distribution[index]
+
     def caption(self, index: int = 0) -> str:
         """Class name and score, for example `tabby 0.62`."""
         return f"{self.labels[index]} {float(self.scores[index]):.3g}"
@@ -127,7 +158,16 @@ class Explanation:
             overlay=self.overlay(index),
             seconds=self.seconds / len(self),
             key=key,
+            **self._compared(index),
         )
+
+    def _compared(self, index: int) -> dict[str, Any]:
+        """What a result item holds of a competition between classes."""
+        if not self.distribution:
+            return {}
+        found = self.distribution[index]
+        arrays = {"classes": np.array(found.classes), "shares": found.shares.numpy()}
+        return {"arrays": arrays, "composite": self.composite(index)}
 
     def _repr_html_(self) -> str:
         """Pictures for notebooks; the first dozen of them."""
@@ -151,6 +191,7 @@ class Explanation:
             seconds=sum(part.seconds for part in parts),
             digest=first.digest,
             cards=[card for part in parts for card in part.cards],
+            distribution=[found for part in parts for found in part.distribution],
             settings=first.settings,
         )
 

@@ -13,10 +13,32 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageEnhance, ImageFont
 
-from aha.colours import MapLike, Scale, as_array, colour, is_signed, lookup_table, scale_of, strength
+from aha.colours import (
+    MapLike,
+    Scale,
+    as_array,
+    class_colours,
+    colour,
+    hatch,
+    is_signed,
+    lookup_table,
+    scale_of,
+    strength,
+)
 from aha.errors import OutputError
 
-__all__ = ["Scale", "annotate", "colour", "contact_sheet", "heatmap", "overlay", "scale_of", "top_mask"]
+__all__ = [
+    "Scale",
+    "annotate",
+    "class_colours",
+    "colour",
+    "composite",
+    "contact_sheet",
+    "heatmap",
+    "overlay",
+    "scale_of",
+    "top_mask",
+]
 
 _PAPER = (255, 255, 255)
 _INK = (24, 24, 27)
@@ -80,6 +102,34 @@ def overlay(
     return _mixed(np.asarray(muted), pixels, density)
 
 
+def composite(
+    image: Image.Image, maps: npt.NDArray[Any], shares: npt.NDArray[Any], *, opacity: float = 0.75
+) -> Image.Image:
+    """A picture in which each place has the colour of the class that wins it, as `class_colours` gives them.
+
+    The colour is the denser the clearer the class wins and the stronger its positive evidence is.
+
+    Args:
+        image: The picture.
+        maps: One map per class in the picture's size, shape (K, H, W).
+        shares: How the classes share each place, shape (K, H, W).
+        opacity: How dense the strongest colour is, from 0 to 1.
+    """
+    winner = np.nan_to_num(shares).argmax(axis=0)  # (H, W)
+    won, evidence = (np.take_along_axis(stack, winner[None], axis=0)[0] for stack in (shares, maps))
+    array = _matching(image, evidence)
+    chance = 1 / len(shares)
+    clarity = np.clip((won - chance) / (1 - chance), 0, 1)
+    scale = scale_of(np.maximum(array, 0), signed=False)._replace(low=0.0)
+    density = opacity * strength(array, scale, signed=False) ** _DENSITY_EXPONENT * np.sqrt(clarity)
+    unseen = np.isnan(array)
+    density[unseen] = 1 - _UNSEEN
+    pixels = np.array(class_colours(len(shares)), dtype=np.uint8)[winner]
+    pixels[unseen] = hatch(*array.shape)[unseen]
+    muted = ImageEnhance.Color(image.convert("RGB")).enhance(1 - _MUTED)
+    return _mixed(np.asarray(muted), pixels, density)
+
+
 def top_mask(image: Image.Image, values: MapLike, percent: float) -> Image.Image:
     """The picture with only the top `percent` % of the pixels that the model saw; the rest is dimmed.
 
@@ -102,7 +152,12 @@ def top_mask(image: Image.Image, values: MapLike, percent: float) -> Image.Image
 
 
 def annotate(
-    picture: Image.Image, *, title: str, subtitle: str = "", legend: tuple[float, float, str] | None = None
+    picture: Image.Image,
+    *,
+    title: str,
+    subtitle: str = "",
+    legend: tuple[float, float, str] | None = None,
+    keys: Sequence[tuple[tuple[int, int, int], str]] = (),
 ) -> Image.Image:
     """Adds a caption strip below a picture.
 
@@ -111,13 +166,14 @@ def annotate(
         title: First line, such as the class and its probability. Too long lines end in an ellipsis.
         subtitle: Second line, such as the method.
         legend: Low value, high value and colour map of a colour bar, as in the `Scale` from `colour`.
+        keys: Colours and what they stand for, one line each.
     """
     factor = max(1, _MIN_CAPTION // max(picture.size))
     shown = picture.convert("RGB").resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
     width = max(shown.width, _MIN_CAPTION)
     size = max(_MIN_FONT, min(width // 26, shown.height // 12))
     line, margin = round(size * 1.4), round(size * 0.6)
-    rows = 1 + bool(subtitle) + bool(legend)
+    rows = 1 + bool(subtitle) + bool(legend) + len(keys)
     canvas = Image.new("RGB", (width, shown.height + 2 * margin + rows * line), _PAPER)
     canvas.paste(shown, ((width - shown.width) // 2, 0))
     draw = ImageDraw.Draw(canvas)
@@ -130,7 +186,13 @@ def annotate(
         middle += line
         draw.text((margin, middle), _shortened(subtitle, small, inner), fill=_FAINT_INK, font=small, anchor="lm")
     if legend:
-        _draw_legend(canvas, legend, (margin, middle + line), inner, small)
+        middle += line
+        _draw_legend(canvas, legend, (margin, middle), inner, small)
+    for key, text in keys:
+        middle += line
+        draw.rectangle((margin, middle - size // 2, margin + size, middle + size // 2), fill=key)
+        left = margin + 2 * size
+        draw.text((left, middle), _shortened(text, small, width - margin - left), fill=_INK, font=small, anchor="lm")
     return canvas
 
 

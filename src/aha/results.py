@@ -6,6 +6,7 @@
       cat/grad_cam_281.npz                   map (original pixels, NaN = never seen), model_map, seen
       cat/grad_cam_281_heatmap.png
       cat/grad_cam_281_overlay.png
+      cat/var-grad_cam_281_composite.png     where classes were compared; the .npz then has classes and shares
 
 An item is journalled after its files are in place, so a killed run loses at most the item in flight.
 """
@@ -21,7 +22,8 @@ import platform
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -44,6 +46,8 @@ class ResultItem:
     Attributes:
         seen: which pixels of the original the model saw; elsewhere the map is NaN.
         key: freshness: an existing item with the same key need not be computed again.
+        arrays: what else belongs into the map's file.
+        composite: which class wins where, if classes were compared.
     """
 
     image: str
@@ -58,6 +62,8 @@ class ResultItem:
     overlay: Image.Image
     seconds: float
     key: str | None = None
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    composite: Image.Image | None = None
 
 
 class ResultFolder:
@@ -93,14 +99,18 @@ class ResultFolder:
             self.finish()
             self._is_open = True
         stem = f"{self._stem_of(item.image, item.method)}_{item.target}"
-        names = {"map": f"{stem}.npz", "heatmap": f"{stem}_heatmap.png", "overlay": f"{stem}_overlay.png"}
+        pictures = {"heatmap": item.heatmap, "overlay": item.overlay, "composite": item.composite}
+        shown = {kind: picture for kind, picture in pictures.items() if picture is not None}
+        names = {"map": f"{stem}.npz"} | {kind: f"{stem}_{kind}.png" for kind in shown}
         arrays = io.BytesIO()
-        np.savez_compressed(arrays, map=item.original_map, model_map=item.model_map, seen=item.seen)
+        np.savez_compressed(
+            arrays, allow_pickle=False, map=item.original_map, model_map=item.model_map, seen=item.seen, **item.arrays
+        )
         with writing(self.folder):
             (self.folder / stem).parent.mkdir(exist_ok=True)
             write_atomically(self.folder / names["map"], lambda file: file.write(arrays.getvalue()))
-            write_atomically(self.folder / names["heatmap"], lambda file: item.heatmap.save(file, format="PNG"))
-            write_atomically(self.folder / names["overlay"], lambda file: item.overlay.save(file, format="PNG"))
+            for kind, picture in shown.items():
+                write_atomically(self.folder / names[kind], partial(picture.save, format="PNG"))
             entry = {
                 "image": item.image,
                 "method": item.method,

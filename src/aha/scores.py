@@ -48,6 +48,11 @@ class Score:
         """How many classes these outputs (B, K) tell apart."""
         return 2 if outputs.shape[1] == 1 and self.splits_single else outputs.shape[1]
 
+    def per_class(self, outputs: Tensor) -> Tensor:
+        """One output (B, num_classes) for each class."""
+        is_split = self.num_classes(outputs) > outputs.shape[1]
+        return torch.cat([-outputs, outputs], dim=1) if is_split else outputs
+
     def differentiated(self) -> Score:
         """The score whose gradient explains this one."""
         return self if self.raw is None else SCORES[self.raw]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -185,17 +186,17 @@ class _MethodSource:
         count = len(found)
         seconds = (time.perf_counter() - start) / count
         spent = {kind: (self.model.passes[kind] - before[kind]) / count for kind in ("forward", "backward")}
-        pairs = [(samples[i], target) for i, row in enumerate(chosen) for target in row]
-        for values, (sample, target) in zip(found.maps, pairs, strict=True):
+        pairs = [(samples[i], target, row) for i, row in enumerate(chosen) for target in row]
+        for values, (sample, target, together) in zip(found.maps, pairs, strict=True):
             case = _case(sample, target, values, str(self.method), self.seed, failures)
             if case is not None:
-                case.explain, case.seconds = self._again, seconds
+                case.explain, case.seconds = partial(self._again, together), seconds
                 case.forward_images, case.backward_images = spent["forward"], spent["backward"]
                 case.peak_bytes = None if peak.bytes is None else peak.bytes / count
                 yield case
 
-    def _again(self, model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
-        maps = self.method.seeded(self.seed)(model, inputs, classes).detach().float()
+    def _again(self, together: list[int], model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
+        maps = self.method.seeded(self.seed).among(together)(model, inputs, classes).detach().float()
         return F.interpolate(maps[:, None], size=inputs.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
 
 

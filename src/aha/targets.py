@@ -16,7 +16,7 @@ from aha.models import TargetModel
 from aha.registry import nearest_names
 
 Target = str | int | Sequence[int | str] | Sequence[Sequence[int | str]] | Tensor
-"""`"top1"`, `"top5"`, `"label"`, a class name, an index, one of them per image, or several per image."""
+"""`"top1"`, `"top5"`, `"label"`, a class name or several (`"lynx, cougar"`), an index, or one or more per image."""
 
 
 def resolve_targets(
@@ -60,7 +60,20 @@ def _by_word(word: str, model: TargetModel, outputs: Tensor, labels: Tensor | No
         if not 1 <= count <= model.num_classes:
             raise TargetError(f"target={word!r} asks for {count} classes; {model.spec} has {model.num_classes}")
         return top_classes(outputs, count, model.num_classes).tolist()
-    return [[class_index(word, model)]] * len(outputs)
+    return [class_list(word, model)] * len(outputs)
+
+
+def class_list(text: str, model: TargetModel) -> list[int]:
+    """The classes of a text such as `lynx, cougar` or `286,287`; names may contain commas themselves."""
+    pieces = text.split(",")
+    for count in range(len(pieces), 1, -1):  # the longest beginning that is a name
+        name = ",".join(pieces[:count]).strip()
+        if name.lower() in (known.lower() for known in model.class_names or ()):
+            break
+    else:
+        name, count = pieces[0].strip(), 1
+    rest = ",".join(pieces[count:])
+    return [class_index(name, model), *(class_list(rest, model) if rest.strip() else [])]
 
 
 def top_classes(outputs: Tensor, count: int, num_classes: int = 2) -> Tensor:

@@ -27,7 +27,14 @@ def explain(
         list[str] | None,
         typer.Option(help='Repeatable; "smooth(gradient, n=20)" sets parameters.', show_default=_METHOD),
     ] = None,
-    target: Annotated[str, typer.Option(help="Classes to explain: top1, top5, an index or a name.")] = "top1",
+    target: Annotated[
+        str | None,
+        typer.Option(help="Classes to explain: top1, top5, indices or names.", show_default="top1, or those compared"),
+    ] = None,
+    contrast: Annotated[
+        str | None,
+        typer.Option(help='Classes to tell apart, as "lynx, cougar" or "287,286": wraps every method in var.'),
+    ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="Weights file (.safetensors, or tensors saved by PyTorch).")
     ] = None,
@@ -52,9 +59,11 @@ def explain(
     with reported(debug=debug, quiet=quiet):
         from aha.files import FileRun, find_files, read_class_names
         from aha.methods import load_method
+        from aha.methods.var import Var
         from aha.models import load_model
         from aha.results import check_writable
         from aha.scores import load_score
+        from aha.targets import class_list
 
         # What costs nothing is checked first, what needs the model next, and all of it before any work.
         methods = [load_method(text) for text in method or [_METHOD]]
@@ -73,7 +82,10 @@ def explain(
             device=device,
             batch_size=batch_size,
         )
-        run = FileRun(loaded, files, methods, target, out, seed=seed)
+        if contrast is not None:
+            compared = tuple(class_list(contrast, loaded))
+            methods = [Var(chosen, classes=compared) for chosen in methods]
+        run = FileRun(loaded, files, methods, target or contrast or "top1", out, seed=seed)
         try:
             with progress_bar("explaining", len(run.pending), shown=not quiet) as advance:
                 run.run(batch_size, advance)

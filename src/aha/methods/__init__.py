@@ -23,6 +23,7 @@ from aha.methods import (
     simple_deletion,
     simple_insertion,
     smooth,
+    var,
 )
 from aha.methods.base import METHODS, Method, check_fit, list_methods, load_method, method
 
@@ -55,4 +56,5 @@ __all__ = [
     "simple_deletion",
     "simple_insertion",
     "smooth",
+    "var",
 ]

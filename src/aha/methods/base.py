@@ -61,6 +61,11 @@ class Method(Spec):
                 changes["seed"] = seed
         return replace(self, **changes) if changes else self
 
+    def among(self, classes: Sequence[int]) -> Self:
+        """The same method, told which classes of an image are explained together; contrastive methods compare them."""
+        inner = {f.name: v.among(classes) for f in fields(self) if isinstance(v := getattr(self, f.name), Method)}
+        return replace(self, **inner) if inner else self
+
     def _inner(self) -> Iterable[Method]:
         return [value for field in fields(self) if isinstance(value := getattr(self, field.name), Method)]
 

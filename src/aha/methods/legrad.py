@@ -47,7 +47,7 @@ class LeGrad(Method):
         total = torch.zeros((), device=trace.outputs.device)
         for matrix, tokens in zip(trace.attention[-used:], trace.tokens[-used:], strict=True):
             pull = self._score_gradient(model, images, tokens, classes)  # (B, T, D): d y^l / d output of block l
-            (slopes,) = torch.autograd.grad(tokens, matrix, pull, retain_graph=True)  # (B, heads, T, T)
+            (slopes,) = trace.pull(tokens, pull, matrix)  # (B, heads, T, T)
             total = total + slopes.relu().mean(dim=(1, 2))  # (B, T)
         return trace.to_grid(total)  # (B, h, w)
 

@@ -19,9 +19,11 @@ from aha.models.memory import Chunks
 from aha.models.outputs import OutputReader, read_outputs
 from aha.models.weights import state_digest
 from aha.preprocessing import Preprocessing
+from aha.rows import fingerprints
 from aha.scores import Score
 
 Precision = Literal["float32", "bfloat16", "float16"]
+_MOST_KNOWN = 2**26  # numbers remembered while sharing: a quarter of a gigabyte
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -62,6 +64,7 @@ class RunnableModel:
         self._digest: tuple[object, str] = (None, "")  # of which versions of the weights, and the digest
         self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
         self._num_classes: int | None = None
+        self._known_outputs: dict[tuple[int, ...], Tensor] | None = None  # by the image's fingerprint, while sharing
 
     def __repr__(self) -> str:
         return f"TargetModel({self.spec!r}, score={self.score.name!r}, device={str(self.device)!r})"
@@ -117,9 +120,26 @@ class RunnableModel:
         """Raw outputs (B, K), in chunks, following the caller's gradient mode for `inputs` that need gradients."""
         is_differentiable = inputs.requires_grad and torch.is_grad_enabled()
         inputs = inputs.to(self.device)
+        if self._known_outputs is not None and not is_differentiable and len(inputs):
+            return self._outputs_once(inputs, self._known_outputs)
+        return self._outputs(inputs, is_differentiable)
+
+    def _outputs(self, inputs: Tensor, is_differentiable: bool) -> Tensor:
         self.passes["forward"] += len(inputs)
         with self.undisturbed(), autograd(is_differentiable), self._autocast():
             return torch.cat(self.chunks.run(lambda part: self._forward(inputs[part]), len(inputs)))
+
+    def _outputs_once(self, inputs: Tensor, known: dict[tuple[int, ...], Tensor]) -> Tensor:
+        """Outputs (B, K) of images of which only those are run that were not seen before."""
+        keys = [tuple(key) for key in fingerprints(inputs).tolist()]
+        new = {key: row for row, key in reversed([*enumerate(keys)]) if key not in known}
+        if new:
+            found = self._outputs(inputs[list(new.values())], is_differentiable=False)
+            if (len(known) + len(new)) * found.shape[1] > _MOST_KNOWN:
+                for key in known.keys() - set(keys):
+                    del known[key]
+            known.update(zip(new, found, strict=True))
+        return torch.stack([known[key] for key in keys])
 
     def scores(self, inputs: Tensor, classes: Tensor) -> Tensor:
         """The reported score (B,) of each input's class."""
@@ -144,6 +164,26 @@ class RunnableModel:
         """Evaluation mode, alone with the model; flags and random state are restored whatever happens."""
         with self._lock, evaluating(self.module), preserved_random_state(self.device):
             yield
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Inside the block an image that is shown again, bit by bit the same, is not run again.
+
+        `outputs` remembers, and `trace` runs the distinct images of a batch once and goes back through that one pass
+        once for each time that an image occurs. So a method that is handed every image once per class costs one
+        forward pass, not one per class. Inside `patched`, where equal images may be treated differently, nothing is
+        shared.
+        """
+        with self._lock, self._remembering({} if self._known_outputs is None else self._known_outputs):
+            yield
+
+    @contextmanager
+    def _remembering(self, known: dict[tuple[int, ...], Tensor] | None) -> Iterator[None]:
+        before, self._known_outputs = self._known_outputs, known
+        try:
+            yield
+        finally:
+            self._known_outputs = before
 
     @contextmanager
     def _uncounted(self) -> Iterator[None]:

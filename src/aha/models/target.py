@@ -21,7 +21,8 @@ from aha.models.memory import Chunks, is_out_of_memory
 from aha.models.rules import Rule, RuleMode
 from aha.models.runnable import RunnableModel
 from aha.models.structure import Structure, probe
-from aha.models.tracing import Trace, Tracer, replaced_features
+from aha.models.tracing import SharedTrace, Trace, Tracer, replaced_features
+from aha.rows import distinct_rows
 from aha.scores import Score
 
 
@@ -150,11 +151,13 @@ class TargetModel(RunnableModel):
         score: Score | None = None,
     ) -> Trace:
         """One forward pass of `images` with the requested tensors captured, ready for `Trace.gradients`."""
-        trace = self._trace(images, features, tokens, attention, inputs)
+        is_sharing = self._known_outputs is not None and len(images) > 1
+        first, where = distinct_rows(images) if is_sharing else (None, None)
+        trace = self._trace(images if first is None else images[first], features, tokens, attention, inputs)
         trace.score = score or self.score.differentiated()
         if tokens or attention:
             trace.readout = self.readout(images.shape[1:])
-        return trace
+        return trace if where is None or len(trace.outputs) == len(where) else SharedTrace.of(trace, where)
 
     def _trace(
         self,
@@ -193,11 +196,13 @@ class TargetModel(RunnableModel):
         """Maps (B, C, h, w) of the given stages and the outputs (B, K), in one pass without a graph."""
         trace = Trace(self.score.differentiated(), self.structure(images.shape[1:]), passes=self.passes)
         images = images.to(self.device)
+        first, where = (None, slice(None)) if self._known_outputs is None else distinct_rows(images)
+        images = images if first is None else images[first]
         self.passes["forward"] += len(images)
         with self.undisturbed(), autograd(False), self._autocast():
             tracer = Tracer(self.module, trace, with_graph=False)
             tracer.run(lambda: self._forward(images), len(images), features=stages)
-        return [trace.features[stage] for stage in stages], trace.outputs
+        return [trace.features[stage][where] for stage in stages], trace.outputs[where]
 
     def outputs_from_features(self, image: Tensor, stage: int, maps: Tensor) -> Tensor:
         """Outputs (m, K) for one image (C, H, W) when the stage returns each of `maps` (m, C, h, w) instead of its own.
@@ -298,7 +303,9 @@ class TargetModel(RunnableModel):
 
             return hook
 
-        with self._lock, hooked((parts[name], replace(patch)) for name, patch in patches.items()):
+        hooks = ((parts[name], replace(patch)) for name, patch in patches.items())
+        # A patch may tell the rows of a batch apart, so that equal images have different outputs.
+        with self._lock, self._remembering(None), hooked(hooks):
             yield
 
     @contextmanager
@@ -306,5 +313,6 @@ class TargetModel(RunnableModel):
         """Replaces elementary operations ("relu", "gelu", ...) by rules with the same arguments."""
         with ExitStack() as stack:
             stack.enter_context(self._lock)
+            stack.enter_context(self._remembering(None if self._known_outputs is None else {}))
             stack.enter_context(RuleMode(rules))
             yield

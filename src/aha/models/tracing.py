@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from aha.errors import ModelError
 from aha.models.attention import AttentionTap
 from aha.models.hooks import autograd, first_tensor, hooked, slopes, with_first_tensor
 from aha.models.structure import Site, Structure
+from aha.rows import occurrences
 from aha.scores import Score
 
 
@@ -53,14 +54,12 @@ class Trace:
         """Gradient of the class scores with respect to traced tensors; each image depends on its own score alone."""
         self.passes["backward"] += len(classes)
         with autograd(True):
-            total = self.scores(classes).sum()
-            found = slopes(total, tensors, retain_graph=True, allow_unused=True) if total.requires_grad else (None,)
-        if any(slope is None for slope in found):
-            raise ModelError(
-                "no gradient reaches the part of the model that is asked for: some of it runs without gradients, or "
-                "nothing reads that part; use a method or layer closer to the outputs"
-            )
-        return found
+            return _slopes(self.scores(classes).sum(), tensors)
+
+    def pull(self, output: Tensor, cotangent: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Gradient of `(output * cotangent).sum()`, with `output` a traced tensor, with respect to traced tensors."""
+        with autograd(True):
+            return _slopes(output, tensors, cotangent)
 
     def to_grid(self, values: Tensor) -> Tensor:
         """Token values (B, T) as a map (B, h, w), without the prefix tokens."""
@@ -72,6 +71,89 @@ class Trace:
         """The rows of a token-to-token matrix (..., T, T) that the classifier reads: class token, or mean of all."""
         assert self.readout is not None
         return matrix[..., self.readout, :].mean(dim=-2)
+
+
+class SharedTrace(Trace):
+    """A trace of distinct images, shown as one of a batch in which they occur several times, each time for a class.
+
+    What it holds are copies for reading. Derivatives are taken of the one forward pass that there was, a round for each
+    time that images occur: so `gradients` and `pull` are the only way to them.
+    """
+
+    @classmethod
+    def of(cls, trace: Trace, where: Tensor) -> SharedTrace:
+        """The trace as seen by a batch whose row i shows the image `where[i]` of the trace."""
+        shared = cls(trace.score, trace.structure, trace.readout, trace.passes)
+        shared._whole, shared._where, shared._rounds, shared._sources = trace, where, occurrences(where), {}
+        for entry in fields(trace):
+            if entry.name not in ("score", "structure", "readout", "passes"):
+                setattr(shared, entry.name, shared._copied(getattr(trace, entry.name)))
+        return shared
+
+    _whole: Trace
+    _where: Tensor
+    _rounds: list[Tensor]
+    _sources: dict[int, tuple[Tensor, Tensor]]  # a copy and the tensor in the graph, by the copy's id
+
+    def _copied(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._copied(inner) for inner in value]
+        if isinstance(value, dict):
+            return {key: self._copied(inner) for key, inner in value.items()}
+        if not isinstance(value, Tensor):
+            return value
+        copy = value.detach()[self._where]
+        self._sources[id(copy)] = copy, value
+        return copy
+
+    def gradients(self, classes: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """As in any trace; one backward pass per round."""
+        self.passes["backward"] += len(classes)
+
+        def total(rows: Tensor) -> tuple[Tensor, None]:
+            return self.score(self._whole.outputs[self._where[rows]], classes[rows]).sum(), None
+
+        return self._in_rounds(total, tensors)
+
+    def pull(self, output: Tensor, cotangent: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """As in any trace; one backward pass per round."""
+        source = self._source(output)
+
+        def part(rows: Tensor) -> tuple[Tensor, Tensor]:
+            return source, torch.zeros_like(source).index_copy(0, self._where[rows], cotangent[rows].to(source))
+
+        return self._in_rounds(part, tensors)
+
+    def _in_rounds(
+        self, start: Callable[[Tensor], tuple[Tensor, Tensor | None]], tensors: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        sources = [self._source(tensor) for tensor in tensors]
+        results = tuple(torch.empty_like(tensor) for tensor in tensors)
+        with autograd(True):
+            for rows in self._rounds:
+                output, cotangent = start(rows)
+                for result, slope in zip(results, _slopes(output, sources, cotangent), strict=True):
+                    result[rows] = slope[self._where[rows]]
+        return results
+
+    def _source(self, copy: Tensor) -> Tensor:
+        if id(copy) not in self._sources:
+            raise ModelError("derivatives are taken of and with respect to tensors that the trace holds")
+        return self._sources[id(copy)][1]
+
+
+def _slopes(output: Tensor, tensors: Sequence[Tensor], cotangent: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Gradients that must exist; the graph is kept for further questions."""
+    found: tuple[Tensor | None, ...] = (None,)
+    if output.requires_grad:
+        found = slopes(output, tensors, grad_outputs=cotangent, retain_graph=True, allow_unused=True)
+    known = tuple(slope for slope in found if slope is not None)
+    if len(known) < len(found):
+        raise ModelError(
+            "no gradient reaches the part of the model that is asked for: some of it runs without gradients, or "
+            "nothing reads that part; use a method or layer closer to the outputs"
+        )
+    return known
 
 
 class Tracer:

@@ -1,0 +1,203 @@
+"""VAR: the maps of several classes compete at every place, and the explained class keeps what it wins."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aha.errors import SpecError
+from aha.methods.base import Method, method
+from aha.models import TargetModel
+from aha.rows import distinct_rows
+
+Competition = Literal["shared_scale", "divide", "absolute"]
+_ROUNDING = 8  # shares of equal maps differ from 1 / K by a few units in the last place
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How K classes share each place of one image; the explained class is among them.
+
+    Attributes:
+        classes: the K compared classes.
+        target: place of the explained class among them.
+        maps: base maps (K, h, w).
+        shares: the distribution over classes (K, h, w), which sums to one at every place.
+        labels: their names.
+        margin: by how much a share must exceed 1 / K to count; None counts everything.
+    """
+
+    classes: tuple[int, ...]
+    target: int
+    maps: Tensor
+    shares: Tensor
+    labels: tuple[str, ...] = ()
+    margin: float | None = 0.0
+
+    def discriminative(self, index: int | None = None) -> Tensor:
+        """Evidence (h, w) of one class, the explained one by default, where it beats chance among its rivals."""
+        index = self.target if index is None else index
+        won = self.maps[index] * self.shares[index]
+        if self.margin is None:
+            return won
+        least = 1 / len(self.classes) + self.margin + _ROUNDING * torch.finfo(self.shares.dtype).eps
+        return torch.where(self.shares[index] > least, won, 0)
+
+    def shared(self) -> Tensor:
+        """Evidence (h, w) that the classes have in common: their mean positive map, weighted by how evenly they share.
+
+        The weight is the entropy of the shares over that of equal shares: 1 where no class wins, 0 where one has all.
+        """
+        entropy: Tensor = -torch.special.xlogy(self.shares, self.shares).sum(dim=0)
+        return self.maps.relu().mean(dim=0) * entropy / math.log(len(self.classes))
+
+    def dominant(self) -> Tensor:
+        """Place (h, w) among the classes of the one with the largest share."""
+        return self.shares.argmax(dim=0)
+
+    def resized(self, size: tuple[int, int]) -> Distribution:
+        """The same at another resolution; shares still sum to one."""
+
+        def enlarge(values: Tensor) -> Tensor:
+            return F.interpolate(values[None].float(), size=size, mode="bilinear", align_corners=False)[0].cpu()
+
+        return replace(self, maps=enlarge(self.maps), shares=enlarge(self.shares))
+
+
+@method("var", family="wrapper", citation="Walter et al., arXiv:2503.07346")
+@dataclass(frozen=True)
+class Var(Method):
+    """`H'_c = H_c * q_c * 1[q_c > 1/K]` (section 3.3), `q` being a softmax over the maps of K classes (eq. 2).
+
+    `q` is the mean over temperatures t of `softmax over k of t * H_k / s`, with one scale `s`, the largest absolute
+    value in the image's K maps, for all classes: so it does not depend on the unit of the maps. The paper writes
+    `softmax(H_k / t)` of the maps as they are, which for most methods is 1/K almost everywhere; its published code
+    multiplies absolute values, `softmax(10 |H_k|)`, and asks for a margin of 0.01:
+    `var(METHOD, temperatures=[10], competition='absolute', threshold=0.01)`.
+
+    The base maps of all classes share the forward passes. A method that gives every class the same map gives nothing.
+
+    Attributes:
+        inner: the base method.
+        classes: which classes compete: "top5" (or any number), "top5+min" with the least probable besides,
+            "best_vs_worst", a list of indices, or "grid" for those that are explained together, as the classes of a
+            mosaic are. The explained class always takes part; if need be it replaces the last of the top ones, or joins
+            the list.
+        temperatures: factors of which the mean is taken.
+        threshold: keep a place only where `q_c > 1/K`; a number asks for `q_c - 1/K` above it; False keeps all.
+        competition: "shared_scale" as above, "divide" for eq. 2 as it is written, "absolute" as in the code.
+    """
+
+    inner: Method
+    classes: str | tuple[int, ...] = "top5"
+    temperatures: tuple[float, ...] = (1, 5, 100)
+    threshold: bool | float = True
+    competition: Competition = "shared_scale"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.classes, str):
+            _rule(self.classes)
+        elif len(set(self.classes)) < max(2, len(self.classes)):
+            raise SpecError("var: classes must be at least two, each named once")
+        if not self.temperatures or min(self.temperatures) <= 0:
+            raise SpecError("var: temperatures must be positive, and at least one")
+        if not isinstance(self.threshold, bool) and not 0 <= self.threshold < 1:
+            raise SpecError(f"var: threshold is True, False or a margin in [0, 1), not {self.threshold}")
+
+    def among(self, classes: Sequence[int]) -> Self:
+        told = super().among(classes)
+        if self.classes != "grid":
+            return told
+        if len(set(classes)) < 2:
+            raise SpecError("var: classes='grid' compares the classes explained together; explain at least two")
+        return replace(told, classes=tuple(sorted(set(classes))))
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        found = self.distributions(model, images, classes)
+        return torch.stack([distribution.discriminative() for distribution in found])  # (B, h, w)
+
+    def distributions(self, model: TargetModel, images: Tensor, classes: Tensor) -> list[Distribution]:
+        """The competition for each image's class: B distributions, from one forward pass where the method allows."""
+        first, where = distinct_rows(images)  # an image may be there for several classes
+        with model.sharing():
+            rivals = self._rivals(model, images, classes)
+            wanted = dict.fromkeys((i, c) for i, row in zip(where.tolist(), rivals, strict=True) for c in row)
+            maps = self._base_maps(model, images[first], sorted(wanted))
+        margin = None if self.threshold is False else 0.0 if self.threshold is True else self.threshold
+        results = []
+        for image, row, target in zip(where.tolist(), rivals, classes.tolist(), strict=True):
+            own = torch.stack([maps[image, c] for c in row])  # (K, h, w)
+            shares = class_shares(own, self.temperatures, self.competition)
+            labels = tuple(model.class_name(c) for c in row)
+            results.append(Distribution(tuple(row), row.index(target), own, shares, labels, margin))
+        return results
+
+    def _base_maps(
+        self, model: TargetModel, images: Tensor, wanted: list[tuple[int, int]]
+    ) -> dict[tuple[int, int], Tensor]:
+        """Base maps (h, w) by image and class, about as many rows at once as the model takes, whole images each."""
+        maps: dict[tuple[int, int], Tensor] = {}
+        most = max(Counter(image for image, _ in wanted).values())
+        stride = max(1, model.chunks.size // most)
+        for start in range(0, len(images), stride):
+            part = [pair for pair in wanted if start <= pair[0] < start + stride]
+            rows = torch.tensor([image for image, _ in part], device=images.device)
+            chosen = torch.tensor([c for _, c in part], device=images.device)
+            maps |= zip(part, self.inner(model, images[rows], chosen).detach(), strict=True)
+        return maps
+
+    def _rivals(self, model: TargetModel, images: Tensor, classes: Tensor) -> list[list[int]]:
+        """For each row, the classes that compete, its own among them."""
+        if not isinstance(self.classes, str):
+            model.check_classes(self.classes)
+            listed = list(self.classes)
+            return [listed if c in listed else [*listed, c] for c in classes.tolist()]
+        if self.classes == "grid":
+            raise SpecError("var: classes='grid' needs to know which classes are explained together: use aha.explain")
+        top, with_min = _rule(self.classes)
+        outputs = model.score.per_class(model.outputs(images))  # (B, classes)
+        order = outputs.argsort(dim=1, descending=True, stable=True)
+        return [chosen_rivals(row, c, top, with_min) for row, c in zip(order.tolist(), classes.tolist(), strict=True)]
+
+
+def chosen_rivals(order: list[int], target: int, top: int, with_min: bool) -> list[int]:
+    """The top classes of an order of all of them, and the last if wanted; a target that is missing replaces one."""
+    kept = order[: min(top, len(order) - with_min)]
+    last = order[-1:] if with_min else []
+    if target not in [*kept, *last]:
+        kept[-1] = target
+    return [*kept, *last]
+
+
+def class_shares(maps: Tensor, temperatures: Sequence[float], competition: Competition = "shared_scale") -> Tensor:
+    """Mean over temperatures of the softmax over classes (K, h, w) of base maps (K, h, w)."""
+    factors = torch.tensor(temperatures, dtype=maps.dtype, device=maps.device).view(-1, 1, 1, 1)
+    if competition == "divide":
+        values = maps / factors
+    elif competition == "absolute":
+        values = maps.abs() * factors
+    else:
+        largest = maps.abs().max()
+        values = factors * maps / torch.where(largest > 0, largest, 1)
+    return values.softmax(dim=1).mean(dim=0)  # (temperatures, K, h, w) -> (K, h, w)
+
+
+def _rule(text: str) -> tuple[int, bool]:
+    """How many of the top classes compete, and whether the least probable does."""
+    if text in ("best_vs_worst", "grid"):
+        return 1, True
+    found = re.fullmatch(r"top([1-9]\d*)(\+min)?", text)
+    if found is None or (found[1] == "1" and not found[2]):
+        raise SpecError(
+            f"var: classes={text!r}; write 'top5', 'top5+min', 'best_vs_worst', 'grid' or a list of indices"
+        )
+    return int(found[1]), bool(found[2])
