@@ -7,6 +7,7 @@ what a method needs, the test is that it is refused.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 
 import numpy as np
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 
 import aha
 from aha.errors import CapabilityError
+from aha.learned.explainer import Explainer
+from aha.learned.library import remember
+from aha.learned.settings import Design
 from aha.methods import METHODS, Method, load_method
 from aha.models import load_model
 from fakes import BUILDERS, CLASSES, SIZE, Boom, Fuse, changes, snapshot, surroundings, tensor_state
@@ -55,6 +59,18 @@ MISFITS = [pair for pair in PAIRS if pair not in FITTING]
 
 def label(pair: tuple[Method, str]) -> str:
     return f"{pair[0].name}-{pair[1]}"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _explainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An explainer for each miniature model, where `aha` looks for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AHA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        for build in BUILDERS.values():
+            model = load_model(build()[0], input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3)
+            if "features" in model.capabilities:
+                remember(Explainer.for_target(model, Design(width=16, stride=8), seed=1))
+        yield
 
 
 @pytest.fixture(params=FITTING, ids=label)

@@ -169,8 +169,14 @@ def test_another_encoder_sees_the_same_pixels(images: Tensor) -> None:
 
 def test_default_stages() -> None:
     stated = {"input_size": SIZE, "mean": [0.5] * 3, "std": [0.5] * 3}
-    assert default_stages(load_model(tiny_vit(depth=8), **stated)) == (1, 3, 6, 8)  # stage 8 is the final norm
-    assert default_stages(load_model(tiny_vit(), **stated)) == (0, 1, 2)
+    assert default_stages(load_model(tiny_vit(depth=8), **stated)) == (
+        1,
+        3,
+        5,
+        7,
+    )  # stage 8, the final norm, is not read at patches
+    assert default_stages(load_model(tiny_vit(depth=8, global_pool="avg"), **stated))[-1] == 8
+    assert default_stages(load_model(tiny_vit(), **stated)) == (0, 1)
 
 
 def test_stages_that_are_not_there_are_refused(target: TargetModel) -> None:

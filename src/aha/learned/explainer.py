@@ -215,15 +215,13 @@ def _load_encoder(spec: str, target: TargetModel) -> TargetModel:
 
 
 def default_stages(encoder: TargetModel) -> tuple[int, ...]:
-    """Four stages: the deepest of a pyramid, or evenly spaced blocks of a transformer ending with the last."""
-    structure = encoder.structure()
-    count = len(structure.stages)
-    if structure.blocks:
-        return (
-            tuple(round((i + 1) * count / _LEVELS) - 1 for i in range(_LEVELS))
-            if count >= _LEVELS
-            else tuple(range(count))
-        )
+    """Four stages: the deepest of a pyramid, or evenly spaced ones of a transformer, up to the last with evidence.
+
+    Behind a class token, the last block's patch tokens reach no output: what they say of a class is worth less.
+    """
+    count = encoder.cam_stage() + 1
+    if encoder.structure().blocks and count >= _LEVELS:
+        return tuple(round((i + 1) * count / _LEVELS) - 1 for i in range(_LEVELS))
     return tuple(range(max(0, count - _LEVELS), count))
 
 

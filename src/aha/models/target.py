@@ -243,7 +243,8 @@ class TargetModel(RunnableModel):
     @cached_property
     def class_vectors(self) -> Tensor:
         """The classifier's own weights (K, D), one vector per output: those of the last linear layer that is run."""
-        shape = (len(self.stated_preprocessing().mean), *self.stated_preprocessing().size)
+        known = next(iter(self._structures), None) if self.preprocessing is None else None  # an input that was seen
+        shape = known or self._input_shape(None)
         linear = [part for part in self.module.modules() if isinstance(part, nn.Linear | nn.Conv2d)]
         last: list[nn.Module] = []
 
