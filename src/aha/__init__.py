@@ -8,6 +8,8 @@ from aha.errors import AhaError, AhaWarning
 if TYPE_CHECKING:
     from aha.api import explain, explain_batches
     from aha.explanation import Explanation
+    from aha.learned.explainer import Explainer
+    from aha.learned.training import train
     from aha.methods import Method, list_methods, load_method
     from aha.models import TargetModel, load_model
     from aha.score_table import Scores
@@ -18,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AhaError",
     "AhaWarning",
+    "Explainer",
     "Explanation",
     "Method",
     "Scores",
@@ -29,10 +32,12 @@ __all__ = [
     "list_methods",
     "load_method",
     "load_model",
+    "train",
 ]
 
 # Loaded at first use: importing torch takes seconds, and `aha --help` needs none of it.
 _HOMES = {
+    "Explainer": "aha.learned.explainer",
     "Explanation": "aha.explanation",
     "Method": "aha.methods",
     "Scores": "aha.score_table",
@@ -43,6 +48,7 @@ _HOMES = {
     "list_methods": "aha.methods",
     "load_method": "aha.methods",
     "load_model": "aha.models",
+    "train": "aha.learned.training",
 }
 
 if not TYPE_CHECKING:  # type checkers would take it as a promise of any name

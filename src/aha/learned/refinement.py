@@ -59,13 +59,14 @@ def refined_maps(
     classes: Tensor,
     rounds: int,
     config: RefinementConfig | None = None,
+    *,
+    judge: TargetModel | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Maps (B, H, W) and soft losses (B,) after 0, 1, ..., `rounds` gradient steps.
 
     The loss that comes with a map was measured on it, so the last map costs one more measurement than gradient steps.
-    `target` may be another model than the explainer was trained for; then its answers are what the maps move towards.
     """
-    refining = Refining.start(explainer, target, inputs, classes, config or RefinementConfig())
+    refining = Refining.start(explainer, target, inputs, classes, config or RefinementConfig(), judge)
     for _ in range(rounds):
         maps, losses = refining.maps(), refining.losses()
         yield maps, losses
@@ -80,9 +81,21 @@ def refine(
     classes: Tensor,
     rounds: int,
     config: RefinementConfig | None = None,
+    *,
+    judge: TargetModel | None = None,
 ) -> Tensor:
-    """Maps (B, H, W) after `rounds` gradient steps; nothing is measured after the last one."""
-    refining = Refining.start(explainer, target, inputs, classes, config or RefinementConfig())
+    """Maps (B, H, W) after `rounds` gradient steps; nothing is measured after the last one.
+
+    Args:
+        explainer: its decoder is copied.
+        target: gives features and class vectors.
+        inputs: images (B, C, H, W) as the target takes them.
+        classes: explained classes (B,).
+        rounds: gradient steps T.
+        config: choices.
+        judge: the model whose answers the maps move towards, if it is another than the target (paper A.3).
+    """
+    refining = Refining.start(explainer, target, inputs, classes, config or RefinementConfig(), judge)
     for _ in range(rounds):
         refining.losses()
         refining.step()
@@ -130,6 +143,7 @@ class Refining:
     """A batch on its way, one decoder copy per image: `maps` and `losses` as they are now, `step` to go on.
 
     Attributes:
+        judge: the model that is asked about perturbed images.
         pixels: images (B, C, H, W) in [0, 1].
         references: one (B, C, H, W) per kind.
         features: the encoder's, shallow to deep.
@@ -138,7 +152,7 @@ class Refining:
     """
 
     explainer: Explainer
-    target: TargetModel
+    judge: TargetModel
     config: RefinementConfig
     pixels: Tensor
     classes: Tensor
@@ -155,14 +169,20 @@ class Refining:
 
     @classmethod
     def start(
-        cls, explainer: Explainer, target: TargetModel, inputs: Tensor, classes: Tensor, config: RefinementConfig
+        cls,
+        explainer: Explainer,
+        target: TargetModel,
+        inputs: Tensor,
+        classes: Tensor,
+        config: RefinementConfig,
+        judge: TargetModel | None = None,
     ) -> Refining:
         """Every image with the explainer's own weights."""
         with torch.inference_mode(False), torch.no_grad():
             pixels = target.to_pixels(inputs.clone())
             return cls(
                 explainer,
-                target,
+                judge or target,
                 config,
                 pixels,
                 classes,
@@ -227,7 +247,7 @@ class Refining:
         return part
 
     def _objective(self, maps: Tensor) -> Tensor:
-        config, target = self.config, self.target
+        config = self.config
         regions = grid_regions((maps.shape[-2], maps.shape[-1]), config.grid, (0.0, 0.0), maps)
         counts = stratified_counts(regions.count, config.steps)
         masks = soft_masks(maps, regions, counts, self.explainer.config.temperature, config.objective)  # (B, S, K)
@@ -235,7 +255,7 @@ class Refining:
         for index, reference in enumerate(self.references):
             turns = masks[:, index :: len(self.references)]
             if turns.shape[1]:
-                scores = perturbed_scores(target, self.pixels, reference, self.classes, turns, regions)  # (B, 2, s)
+                scores = perturbed_scores(self.judge, self.pixels, reference, self.classes, turns, regions)  # (B, 2, s)
                 total = total + scores.sum(dim=-1)
         deletion, insertion = (total / config.steps).unbind(dim=1)
         weights = config.objective

@@ -1,0 +1,132 @@
+"""What AHA costs, as ratios in one run: soft orders, a training step, one map, and refinement.
+
+    OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive python benchmarks/aha_cost.py [--rounds 5] [--batch 8]
+
+- binned soft order over the full one, forward and backward, at K = 784, S = 16, B = 8: time and largest tensor;
+- a training step over the bare cost of what it cannot do without: the encoder's forward pass of the images, and the
+  target's forward and backward pass, down to the pixels, of the perturbed images, in the same chunks;
+- a map (T = 0) over one forward pass of the encoder at the same batch size;
+- a map with T = 3 over one with T = 0, and over the bare forward and backward passes that it needs.
+
+Both sides of a ratio are timed in turns; the figure is the median of the paired ratios. The explained model is the
+demo's EfficientNet-Lite0, and ResNet-18 with random weights: weights do not matter for time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+
+import aha
+from aha.learned.data import Batch
+from aha.learned.explainer import Explainer
+from aha.learned.ordering import soft_masks_binned, soft_masks_full, standardised
+from aha.learned.refinement import RefinementConfig, refine
+from aha.learned.regions import stratified_counts
+from aha.learned.settings import TrainConfig
+from aha.learned.training import training_step
+from aha.models import TargetModel
+
+MODELS = {"demo:efficientnet_lite0": True, "timm:resnet18": False}
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def ratio(work: Callable[[], object], bare: Callable[[], object], rounds: int) -> tuple[float, float, float]:
+    """Median of the paired ratios, and both medians in seconds."""
+    work(), bare()
+    pairs = [(seconds(work), seconds(bare)) for _ in range(rounds)]
+    return (
+        statistics.median(a / b for a, b in pairs),
+        statistics.median(a for a, _ in pairs),
+        statistics.median(b for _, b in pairs),
+    )
+
+
+def soft_orders(rounds: int) -> None:
+    """The two forms of one meaning."""
+    scores = standardised(torch.rand(8, 784))
+    counts = stratified_counts(784, 16)
+
+    def run(form: Callable[..., torch.Tensor]) -> None:
+        leaf = scores.clone().requires_grad_()
+        form(leaf, counts, 0.03).square().sum().backward()
+
+    found, full, binned = ratio(lambda: run(soft_masks_full), lambda: run(soft_masks_binned), rounds)
+    with torch.no_grad():
+        gap = (soft_masks_full(scores, counts, 0.03) - soft_masks_binned(scores, counts, 0.03)).abs()
+    print(f"full over binned soft order, forward and backward: {found:.0f} ({full:.2f} s, {binned:.4f} s)")
+    print(
+        f"  largest tensor: {784 / 17:.0f} times; masks differ by {gap.mean():.4f} on average, {gap.max():.3f} at most"
+    )
+
+
+def bare_passes(target: TargetModel, inputs: torch.Tensor, perturbed: int) -> None:
+    """Forward and backward passes of so many images, down to the pixels, in the target's chunks."""
+    size = target.chunks.size
+    for start in range(0, perturbed, size):
+        count = min(size, perturbed - start)
+        leaf = inputs[torch.arange(count) % len(inputs)].clone().requires_grad_()
+        torch.autograd.grad(target.module(leaf).softmax(dim=1)[:, 0].sum(), leaf)
+
+
+def learned(spec: str, pretrained: bool, rounds: int, size: int) -> None:
+    target = aha.load_model(spec, pretrained=pretrained, batch_size=16, device="cpu")
+    explainer = Explainer.for_target(target)
+    inputs = torch.randn(size, 3, *target.stated_preprocessing().size)
+    classes = torch.zeros(size, dtype=torch.long)
+    config = TrainConfig(batch_size=size, perturbations=8)
+    batch = Batch(inputs, classes, list(range(size)), [""] * size)
+
+    def encode() -> None:
+        with torch.no_grad():
+            target.module(inputs)
+
+    def step() -> None:
+        training_step(explainer.train(), target, batch, config, 0)["loss"].mean().backward()
+
+    def bare_step() -> None:
+        encode()
+        bare_passes(target, inputs, size * 2 * config.perturbations)
+
+    refinement = RefinementConfig()
+    figures = {
+        "training step over bare passes": ratio(step, bare_step, rounds),
+        "T=0 over one encoder forward": ratio(lambda: explainer.maps(target, inputs, classes), encode, 4 * rounds),
+        "T=3 over T=0": ratio(
+            lambda: refine(explainer, target, inputs, classes, 3, refinement),
+            lambda: explainer.maps(target, inputs, classes),
+            rounds,
+        ),
+        "T=3 over bare passes": ratio(
+            lambda: refine(explainer, target, inputs, classes, 3, refinement),
+            lambda: (encode(), bare_passes(target, inputs, size * 3 * refinement.cost)),
+            rounds,
+        ),
+    }
+    for name, (found, ours, theirs) in figures.items():
+        print(f"{spec}: {name}: {found:.2f} ({ours:.3f} s, {theirs:.3f} s)", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=8)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    soft_orders(args.rounds)
+    for spec, pretrained in MODELS.items():
+        learned(spec, pretrained, args.rounds, args.batch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""`aha train` and `aha export`: a run from start to use, interrupted and resumed, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command_line import MODEL, assert_refused, picture, pictures, run
+
+QUICK = ("--preset", "smoke", "--img-size", "64", "steps=2", "width=16", "perturbations=2")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AHA_CACHE", str(tmp_path / "cache"))
+
+
+def train(tmp_path: Path, *more: str):
+    data = tmp_path / "data"
+    if not data.exists():
+        pictures(data, 6)
+    return run("train", *MODEL, "--data", data, "--out", tmp_path / "run", *QUICK, *more)
+
+
+def test_train_explain_export(tmp_path: Path) -> None:
+    """An explainer is trained, found by the model's weights, named by its folder, and written as ONNX."""
+    result = train(tmp_path, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["steps"] == 2 and set(found["validation"]) == {"deletion", "insertion", "ins_del"}
+    explainer = Path(found["explainer"])
+    assert (explainer / "model.safetensors").is_file()
+    assert len(Path(found["metrics"]).read_text().splitlines()) == 2
+    image = picture(tmp_path / "x.png")
+    for name, method in (("a", "aha"), ("b", f"aha({str(explainer)!r}, refine=1, steps=2)")):
+        result = run("explain", image, *MODEL, "--img-size", "64", "--method", method, "--out", tmp_path / name)
+        assert result.exit_code == 0, result.output
+    result = run("export", explainer, "--onnx", tmp_path / "e.onnx", *MODEL, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["largest_difference"] < 1e-3 and (tmp_path / "e.onnx").is_file()
+
+
+def test_a_finished_run_is_not_started_again_but_may_be_resumed(tmp_path: Path) -> None:
+    assert train(tmp_path).exit_code == 0
+    assert_refused(train(tmp_path), "holds a run already", "--resume")
+    again = train(tmp_path, "--resume")
+    assert again.exit_code == 0, again.output
+    assert "Use it: aha explain PICTURE" in again.stdout
+    assert_refused(train(tmp_path, "--resume", "seed=5"), "seed=0, not 5")
+
+
+def test_bad_requests_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
+    assert_refused(train(tmp_path, "--preset", "huge"), "no preset 'huge'; there are paper, small, smoke")
+    assert_refused(train(tmp_path, "stepz=1"), "no setting 'stepz'")
+    assert_refused(train(tmp_path, "batch_size=many"), "batch_size='many' is not a int")
+    assert_refused(train(tmp_path, "encoder=timm:no_such_model"), "no_such_model")
+    missing = run("train", *MODEL, "--data", tmp_path / "nowhere", "--out", tmp_path / "run", *QUICK)
+    assert_refused(missing, "does not exist")
+    assert_refused(run("export", tmp_path / "data", "--onnx", tmp_path / "x.onnx"), "is not an explainer")
+    assert_refused(
+        run("explain", picture(tmp_path / "y.png"), *MODEL, "--method", "aha", "--out", tmp_path / "o"),
+        "train one: aha train",
+    )
+    assert not (tmp_path / "run" / "explainer").exists() and not (tmp_path / "o" / "manifest.json").exists()
