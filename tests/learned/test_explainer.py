@@ -66,6 +66,14 @@ def test_saved_and_loaded_it_draws_the_same_maps(
     assert close.abs().max() < 0.02 * maps_of(explainer, target, images).std()
 
 
+def test_the_config_says_what_belongs_to_it(explainer: Explainer, target: TargetModel, tmp_path: Path) -> None:
+    config = json.loads((explainer.save_pretrained(tmp_path / "e") / "config.json").read_text())
+    assert config["target"] == target.spec and config["target_digest"] == target.digest
+    assert config["preprocessing"]["size"] == [SIZE, SIZE] and config["preprocessing"]["mean"] == [0.5] * 3
+    assert config["version"] == aha.__version__ and config["num_classes"] == CLASSES
+    assert target.digest in (tmp_path / "e" / "README.md").read_text()
+
+
 def test_the_encoder_is_not_saved(explainer: Explainer, target: TargetModel) -> None:
     ours, theirs = sum(p.numel() for p in explainer.parameters()), target.module.state_dict().keys()
     assert ours < 100_000 and not theirs & explainer.state_dict().keys()

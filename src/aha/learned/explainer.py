@@ -51,6 +51,7 @@ class ExplainerConfig:
         conditioning: "head", the target's classifier weights, or "embedding", a learned table.
         num_classes: of the target.
         decoder: its sizes.
+        preprocessing: how pictures become the target's inputs, for the record.
         temperature: the final one of training, used in refinement.
         training: settings of the run, for the record.
         scores: measured after training, for the record.
@@ -63,6 +64,7 @@ class ExplainerConfig:
     conditioning: Conditioning
     num_classes: int
     decoder: DecoderConfig
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
     temperature: float = 0.01
     training: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, Any] = field(default_factory=dict)
@@ -102,7 +104,16 @@ class Explainer(nn.Module):
             design.width,
             design.stride,
         )
-        config = ExplainerConfig(target.spec, target.digest, named, stages, conditioning, target.num_classes, decoder)
+        config = ExplainerConfig(
+            target.spec,
+            target.digest,
+            named,
+            stages,
+            conditioning,
+            target.num_classes,
+            decoder,
+            asdict(target.stated_preprocessing()),
+        )
         explainer = cls(config, seed=seed)
         explainer._encoder = None if named == "target" else source
         return explainer.to(target.device)
