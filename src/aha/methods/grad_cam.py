@@ -61,8 +61,12 @@ class GradCAM(Method):
 
 def features_and_gradients(model: TargetModel, images: Tensor, classes: Tensor, layer: int) -> tuple[Tensor, Tensor]:
     """One stage's features (B, C, h, w), counted back from the deepest useful one, and their class gradients."""
-    useful = range(model.cam_stage(images.shape[1:]) + 1)
-    stage = pick_layer(useful, layer)
+    stage = picked_stage(model, images, layer)
     trace = model.trace(images, features=[stage])
     (gradients,) = trace.gradients(classes, trace.features[stage])
     return trace.features[stage], gradients
+
+
+def picked_stage(model: TargetModel, images: Tensor, layer: int) -> int:
+    """The index of a stage, counted back from the deepest on whose places the outputs depend."""
+    return pick_layer(range(model.cam_stage(images.shape[1:]) + 1), layer)
