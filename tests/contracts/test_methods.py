@@ -20,8 +20,10 @@ from aha.methods import METHODS, Method, load_method
 from aha.models import load_model
 from fakes import BUILDERS, CLASSES, SIZE, Boom, Fuse, changes, snapshot, surroundings, tensor_state
 
-# Methods whose required parameters are more than inner methods: how to write one that can run here.
-EXAMPLES: dict[str, str] = {}
+# Methods whose required parameters are more than inner methods, or whose defaults take long: one that can run here.
+EXAMPLES: dict[str, str] = {
+    "gradient_shap": "gradient_shap(n=4)",
+}
 
 
 def example(name: str) -> Method:

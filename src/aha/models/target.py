@@ -6,6 +6,7 @@ Shapes: inputs (B, C, H, W) normalised model inputs; classes (B,); outputs (B, K
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from aha.errors import CapabilityError, ModelError
 from aha.models.hooks import autograd, first_tensor, hooked, slopes, swapped_forward, with_first_tensor
 from aha.models.memory import Chunks
-from aha.models.rules import Rule, RuleMode
+from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
 from aha.models.runnable import RunnableModel
 from aha.models.structure import Structure, probe
 from aha.models.tracing import Trace, Tracer
@@ -268,3 +269,12 @@ class TargetModel(RunnableModel):
             stack.enter_context(self._lock)
             stack.enter_context(RuleMode(rules))
             yield
+
+    @contextmanager
+    def before_activations(self, change: Callable[[Tensor], Tensor]) -> Iterator[Counter[str]]:
+        """Lets every activation function read `change(x)` in place of x; gives how often each of them was met."""
+        met: Counter[str] = Counter()
+        written_out = [part for part in self.module.modules() if is_written_out(part)]
+        forwards = {part: forward_before_activation(part, change, met) for part in written_out}
+        with self.rules(rules_before_activations(change, met)), swapped_forward(forwards):
+            yield met
