@@ -39,6 +39,7 @@ class Seen:
         for block in module.blocks:
             block.attn.fused_attn = False
             handles.append(block.attn.attn_drop.register_forward_hook(lambda *call: self.attention.append(call[2])))
+            handles.append(block.register_forward_pre_hook(lambda *call: self.inputs.append(call[1][0])))
             handles.append(block.norm1.register_forward_hook(lambda *call: self.normed.append(call[2])))
             handles.append(block.register_forward_hook(lambda *call: self.outputs.append(call[2])))
         self.logits = module(images)
@@ -50,6 +51,9 @@ class Seen:
 
     def slope(self, tensor: Tensor) -> Tensor:
         return torch.autograd.grad(self.score, tensor, retain_graph=True)[0]
+
+    def slope_of_last(self) -> Tensor:
+        return self.slope(self.attention[-1])
 
 
 POOLS: dict[str, tuple[dict[str, Any], slice, int]] = {

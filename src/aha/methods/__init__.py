@@ -1,12 +1,16 @@
 """Attribution methods, one file each: importing it registers the method, so a new one is one file and one line here."""
 
 from aha.methods import (
+    attcat,
+    attention_ig,
+    bidirectional,
     center_map,
     edge_map,
     eigen_cam,
     finer_cam,
     grad_cam,
     grad_cam_pp,
+    grad_rollout,
     gradient,
     gradient_shap,
     guided_backprop,
@@ -20,12 +24,16 @@ from aha.methods import (
     raw_attention,
     rollout,
     smooth,
+    transition_attention,
 )
 from aha.methods.base import METHODS, Method, check_fit, list_methods, load_method, method
 
 __all__ = [
     "METHODS",
     "Method",
+    "attcat",
+    "attention_ig",
+    "bidirectional",
     "center_map",
     "check_fit",
     "edge_map",
@@ -33,6 +41,7 @@ __all__ = [
     "finer_cam",
     "grad_cam",
     "grad_cam_pp",
+    "grad_rollout",
     "gradient",
     "gradient_shap",
     "guided_backprop",
@@ -49,4 +58,5 @@ __all__ = [
     "raw_attention",
     "rollout",
     "smooth",
+    "transition_attention",
 ]
