@@ -35,11 +35,13 @@ class Seen:
         self.outputs: list[Tensor] = []
         self.inputs: list[Tensor] = []
         self.normed: list[Tensor] = []
+        self.attention_outputs: list[Tensor] = []
         handles = []
         for block in module.blocks:
             block.attn.fused_attn = False
             handles.append(block.attn.attn_drop.register_forward_hook(lambda *call: self.attention.append(call[2])))
             handles.append(block.register_forward_pre_hook(lambda *call: self.inputs.append(call[1][0])))
+            handles.append(block.ls1.register_forward_hook(lambda *call: self.attention_outputs.append(call[2])))
             handles.append(block.norm1.register_forward_hook(lambda *call: self.normed.append(call[2])))
             handles.append(block.register_forward_hook(lambda *call: self.outputs.append(call[2])))
         self.logits = module(images)

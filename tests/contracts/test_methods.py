@@ -212,7 +212,7 @@ def test_name_file_and_metadata(name: str) -> None:
     assert (cls.name, cls.__module__) == (name, f"aha.methods.{name}")
     assert cls.family
     assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("), "dataclasses invent a docstring"
-    assert cls.required <= {"gradients", "features", "attention", "tokens"}
+    assert cls.required <= {"gradients", "features", "attention", "tokens", "branches"}
 
 
 # Refusal

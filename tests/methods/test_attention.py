@@ -166,3 +166,67 @@ def test_first_layers_that_do_not_exist(name: str, images: Tensor) -> None:
 def test_networks_without_attention_are_refused(name: str, images: Tensor) -> None:
     with pytest.raises(CapabilityError, match=r"needs attention.*no softmax attention is computed"):
         aha.explain(randomised(TinyCNN()), images, name)
+
+
+# What attention and MLP add to the tokens
+
+
+def test_values_are_those_of_the_projection(vit: Vit) -> None:
+    """`V W_O` from the model's own weights: the values of a normalised token, projected, without the bias."""
+    module, images, seen, _, _ = vit
+    trace = load_model(module).trace(images, attention=True, tokens=True, middles=True)
+    for index, block in enumerate(module.blocks):
+        width = seen.normed[index].shape[-1]
+        values = seen.normed[index] @ block.attn.qkv.weight[2 * width :].T + block.attn.qkv.bias[2 * width :]
+        agrees(trace.values(index), values @ block.attn.proj.weight.T, 1e-9)
+
+
+@pytest.mark.parametrize("start", [None, 0])
+def test_bidirectional_by_tokens(vit: Vit, start: int | None) -> None:
+    module, images, seen, rows, prefix = vit
+    weights = feedback(module, images, 3)
+    expected = []
+    for index in range(len(images)):
+        perceived = torch.eye(16 + prefix, dtype=torch.float64)
+        for layer in range(1 if start is None else start, 3):  # half of three blocks is one
+            block, width = module.blocks[layer], 32
+            normed = seen.normed[layer][index].detach()
+            values = normed @ block.attn.qkv.weight[2 * width :].T + block.attn.qkv.bias[2 * width :]
+            ratio = (values @ block.attn.proj.weight.T).norm(dim=1) / seen.inputs[layer][index].norm(dim=1)
+            step = seen.attention[layer][index].mean(dim=0) @ torch.diag(ratio)
+            perceived = (perceived + step @ perceived).detach()
+        expected.append((weights[index] * perceived)[rows].mean(dim=0))
+    found = native(module, images, f"bidirectional(form='token', start_layer={start}, steps=3)")
+    agrees(found, grid(torch.stack(expected), prefix), 1e-8)
+
+
+@pytest.mark.parametrize(("gradient", "mlp"), [(True, True), (False, True), (True, False)])
+def test_inflow(vit: Vit, gradient: bool, mlp: bool) -> None:
+    """Slowly: one image, one block, one backward pass from a score of its own at a time; diagonals as matrices."""
+    module, images, everything, rows, prefix = vit
+    expected = []
+    for index in range(4):
+        seen = Seen(module, images[index : index + 1].repeat(4, 1, 1, 1))  # the score of image 0 alone is used
+        rolled = torch.eye(16 + prefix, dtype=torch.float64)
+        for layer in range(3):
+            heads = seen.attention[layer][0].detach()
+            slopes = everything.slope(everything.attention[layer])[index]
+            strength = torch.stack([(a.T @ g).abs().mean() for a, g in zip(heads, slopes, strict=True)])
+            mixed = (heads * (strength / strength.sum()).view(-1, 1, 1)).max(dim=0).values
+            if gradient:
+                logits = module.head(module.fc_norm(module.norm(seen.outputs[layer][:1].mean(dim=1))))
+                (steer,) = torch.autograd.grad(logits[0, CHOSEN[index]], seen.attention[layer], retain_graph=True)
+                mixed = (steer[0].mean(dim=0) * mixed).clamp(min=0)
+            x, added = seen.inputs[layer][0].detach(), seen.attention_outputs[layer][0].detach()
+            mlp_added = seen.outputs[layer][0].detach() - x - added
+            a, b = x.norm(dim=1), added.norm(dim=1)
+            e, f = (x + added).norm(dim=1), mlp_added.norm(dim=1)
+            a, b, e, f = a / (a + b), b / (a + b), e / (e + f), f / (e + f)
+            step = mixed @ torch.diag(b) + torch.diag(a)
+            if mlp:
+                r = (f / e) / (f / e).sum()
+                step = step @ (torch.diag(r * f) + torch.diag(e))
+            rolled = step / step.sum(dim=1, keepdim=True) @ rolled
+        expected.append(rolled[rows].mean(dim=0))
+    found = native(module, images, f"inflow(gradient={gradient}, mlp={mlp})")
+    agrees(found, grid(torch.stack(expected), prefix), 1e-8)

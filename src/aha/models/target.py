@@ -50,7 +50,7 @@ class TargetModel(RunnableModel):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What methods may ask for: gradients, features, tokens, attention."""
+        """What methods may ask for: gradients, features, tokens, attention, branches."""
         return self.structure().capabilities
 
     def structure(self, size: Sequence[int] | None = None) -> Structure:
@@ -73,7 +73,7 @@ class TargetModel(RunnableModel):
         if (again - trace.outputs).abs().max() <= 1e-3 * trace.outputs.abs().max():
             return structure
         why = "its residual connections lie outside its blocks, so that no block hands on all there is"
-        return replace(structure, missing={**structure.missing, "tokens": why})
+        return replace(structure, missing={**structure.missing, "tokens": why, "branches": why})
 
     def cam_stage(self, size: Sequence[int] | None = None) -> int:
         """The deepest stage on whose places the outputs depend: where class activation mapping makes sense.
@@ -143,11 +143,12 @@ class TargetModel(RunnableModel):
         features: Sequence[int] = (),
         tokens: bool = False,
         attention: bool = False,
+        middles: bool = False,
         inputs: bool = False,
         score: Score | None = None,
     ) -> Trace:
         """One forward pass of `images` with the requested tensors captured, ready for `Trace.gradients`."""
-        trace = self._trace(images, features, tokens, attention, inputs)
+        trace = self._trace(images, features, tokens, attention, inputs, middles)
         trace.score = score or self.score.differentiated()
         if tokens or attention:
             trace.readout = self.readout(images.shape[1:])
@@ -160,8 +161,9 @@ class TargetModel(RunnableModel):
         tokens: bool = False,
         attention: bool = False,
         inputs: bool = False,
+        middles: bool = False,
     ) -> Trace:
-        wants_internals = bool(features) or tokens or attention
+        wants_internals = bool(features) or tokens or attention or middles
         structure = self.structure(images.shape[1:]) if wants_internals else Structure((), (), ())
 
         def forward_from(records_all: bool) -> Trace:
@@ -177,6 +179,7 @@ class TargetModel(RunnableModel):
                     features=features,
                     tokens=tokens,
                     attention=attention,
+                    middles=middles,
                 )
 
         with self.undisturbed():
