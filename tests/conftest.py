@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fakes import SIZE
+from agreement import POOLS, Seen, Vit
+from fakes import SIZE, tiny_vit
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +28,11 @@ def images() -> Tensor:
     generator = torch.Generator().manual_seed(7)
     contrast = torch.tensor([0.5, 1.0, 1.5, 2.0]).view(4, 1, 1, 1)
     return torch.randn(4, 3, SIZE, SIZE, generator=generator) * contrast
+
+
+@pytest.fixture(params=POOLS)
+def vit(request: pytest.FixtureRequest, images: Tensor) -> Vit:
+    """A ViT with three blocks in double precision, images, what hooks saw, the rows read, and the prefix length."""
+    options, rows, prefix = POOLS[request.param]
+    module = tiny_vit(depth=3, **options).double()
+    return module, images.double(), Seen(module, images.double()), rows, prefix

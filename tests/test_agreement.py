@@ -17,24 +17,12 @@ from torch import Tensor, nn
 from torchcam.methods import GradCAM as TorchcamGradCAM
 
 import aha
+from agreement import CHOSEN, Seen, Vit, agrees, grid, native
 from aha.methods import load_method
 from aha.methods.integrated_gradients import quadrature
 from aha.methods.rollout import discard_smallest, roll_out
 from aha.models import load_model
 from fakes import CLASSES, SIZE, EncoderViT, LinearModel, TinyCNN, randomised, tiny_vit
-
-CHOSEN = torch.tensor([0, 1, 2, 4])
-
-
-def agrees(ours: Tensor, theirs: Tensor, tolerance: float = 1e-4) -> None:
-    assert ours.shape == theirs.shape
-    worst = float((ours.double() - theirs.detach().double()).abs().max() / theirs.detach().abs().max())
-    assert worst < tolerance, f"off by {worst:.2g} of the largest value"
-
-
-def native(module: nn.Module, images: Tensor, method: str, classes: Tensor = CHOSEN) -> Tensor:
-    """The map at the method's own resolution."""
-    return load_method(method)(load_model(module), images, classes).detach()
 
 
 @pytest.fixture(params=["cnn", "vit"])
@@ -226,53 +214,6 @@ def test_grad_cam_of_an_average_pooling_network_is_cam(images: Tensor) -> None:
 
 
 # Transformers: formulas written out, in double precision, on attention that hooks have seen
-
-
-class Seen:
-    """A timm ViT's attention and block outputs, from hooks on its own unfused code."""
-
-    def __init__(self, module: nn.Module, images: Tensor) -> None:
-        self.attention: list[Tensor] = []
-        self.outputs: list[Tensor] = []
-        self.inputs: list[Tensor] = []
-        self.normed: list[Tensor] = []
-        handles = []
-        for block in module.blocks:
-            block.attn.fused_attn = False
-            handles.append(block.attn.attn_drop.register_forward_hook(lambda *call: self.attention.append(call[2])))
-            handles.append(block.norm1.register_forward_hook(lambda *call: self.normed.append(call[2])))
-            handles.append(block.register_forward_hook(lambda *call: self.outputs.append(call[2])))
-        self.logits = module(images)
-        for handle in handles:
-            handle.remove()
-        for block in module.blocks:
-            block.attn.fused_attn = True
-        self.score = self.logits.gather(1, CHOSEN[:, None]).sum()
-
-    def slope(self, tensor: Tensor) -> Tensor:
-        return torch.autograd.grad(self.score, tensor, retain_graph=True)[0]
-
-
-POOLS: dict[str, tuple[dict[str, Any], slice, int]] = {
-    "class token": ({}, slice(0, 1), 1),
-    "registers": ({"reg_tokens": 3}, slice(0, 1), 4),
-    "mean of patches": ({"global_pool": "avg"}, slice(1, None), 1),
-}
-
-
-@pytest.fixture(params=POOLS)
-def vit(request: pytest.FixtureRequest, images: Tensor) -> tuple[nn.Module, Tensor, Seen, slice, int]:
-    """A ViT with three blocks in double precision, images, what hooks saw, the rows read, and the prefix length."""
-    options, rows, prefix = POOLS[request.param]
-    module = tiny_vit(depth=3, **options).double()
-    return module, images.double(), Seen(module, images.double()), rows, prefix
-
-
-def grid(values: Tensor, prefix: int) -> Tensor:
-    return values[:, prefix:].reshape(len(values), 4, 4)
-
-
-Vit = tuple[nn.Module, Tensor, Seen, slice, int]
 
 
 @pytest.mark.parametrize("layer", [-1, -2, -3])

@@ -24,9 +24,10 @@ from aha.methods import METHODS, Method, load_method
 from aha.models import load_model
 from fakes import BUILDERS, CLASSES, SIZE, Boom, Fuse, changes, snapshot, surroundings, tensor_state
 
-# Methods that cannot run here with their defaults: how to write one that can.
+# Methods that cannot run here with their defaults, or take long: how to write one that can.
 # A few samples instead of thousands, and a reference that plain modules without stated preprocessing can have.
 EXAMPLES: dict[str, str] = {
+    "gradient_shap": "gradient_shap(n=4)",
     "rise": "rise(n=40)",
     "lime": "lime(n=40, parts=patches(grid=4))",
     "kernel_shap": "kernel_shap(n=40, parts=patches(grid=4))",
@@ -245,7 +246,7 @@ def test_name_file_and_metadata(name: str) -> None:
     assert (cls.name, cls.__module__) == (name, f"aha.methods.{name}")
     assert cls.family
     assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("), "dataclasses invent a docstring"
-    assert cls.required <= {"gradients", "features", "attention", "tokens"}
+    assert cls.required <= {"gradients", "features", "attention", "tokens", "branches"}
 
 
 # Refusal

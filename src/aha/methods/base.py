@@ -123,6 +123,19 @@ def pick_layer(layers: Sequence[T], layer: int) -> T:
     return layers[layer]
 
 
+def check_start_layer(chosen: Method, start: int) -> None:
+    """Refuses a first layer that does not count from the front, as 0, 1, ... do."""
+    if start < 0:
+        raise SpecError(f"{chosen.name}: start_layer counts from 0; it cannot be negative like {start}")
+
+
+def layers_from(chosen: Method, layers: Sequence[T], start: int) -> Sequence[T]:
+    """The layers from the one numbered `start` on, or an error that says how many there are."""
+    if start >= len(layers):
+        raise SpecError(f"{chosen.name}: start_layer={start}, but there are {len(layers)} blocks")
+    return layers[start:]
+
+
 def seeded_generator(seed: int | None) -> torch.Generator:
     """A generator of one's own, on the CPU, so that every device draws the same numbers."""
     return torch.Generator().manual_seed(0 if seed is None else seed % 2**63)

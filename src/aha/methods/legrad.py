@@ -46,17 +46,24 @@ class LeGrad(Method):
             raise SpecError(f"legrad: layers={used}, but there are {len(trace.attention)} blocks")
         total = torch.zeros((), device=trace.outputs.device)
         for matrix, tokens in zip(trace.attention[-used:], trace.tokens[-used:], strict=True):
-            pull = self._score_gradient(model, images, tokens, classes)  # (B, T, D): d y^l / d output of block l
+            pull = layer_score_gradient(model, images, tokens, classes, self.pool)  # (B, T, D)
             (slopes,) = trace.pull(tokens, pull, matrix)  # (B, heads, T, T)
             total = total + slopes.relu().mean(dim=(1, 2))  # (B, T)
         return trace.to_grid(total)  # (B, h, w)
 
-    def _score_gradient(self, model: TargetModel, images: Tensor, tokens: Tensor, classes: Tensor) -> Tensor:
-        """Gradient of the layer score with respect to the block's output; the head is short, the blocks are skipped."""
-        with torch.enable_grad():
-            leaf = tokens.detach().requires_grad_()
-            # Norm and head act on each token alike, so a sequence of equal tokens is read as its mean.
-            pooled = leaf.mean(dim=1, keepdim=True).expand_as(leaf) if self.pool == "mean" else leaf
-            outputs = model.outputs_from_tokens(images, pooled)
-            scores = model.score.differentiated()(outputs, classes)  # (B,)
-            return torch.autograd.grad(scores.sum(), leaf)[0]
+
+def layer_score_gradient(
+    model: TargetModel, images: Tensor, tokens: Tensor, classes: Tensor, pool: Literal["mean", "model"]
+) -> Tensor:
+    """Gradient (B, T, D) of a layer's score with respect to its block's output; the other blocks are skipped.
+
+    The score is what the model's own norm and head make of the output, pooled by the mean over all tokens or as the
+    model does.
+    """
+    with torch.enable_grad():
+        leaf = tokens.detach().requires_grad_()
+        # Norm and head act on each token alike, so a sequence of equal tokens is read as its mean.
+        pooled = leaf.mean(dim=1, keepdim=True).expand_as(leaf) if pool == "mean" else leaf
+        outputs = model.outputs_from_tokens(images, pooled)
+        scores = model.score.differentiated()(outputs, classes)  # (B,)
+        return torch.autograd.grad(scores.sum(), leaf)[0]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from aha.errors import SpecError
-from aha.methods.base import Method, method
+from aha.methods.base import Method, layers_from, method
 from aha.models import TargetModel
 
 
@@ -33,19 +34,17 @@ class Rollout(Method):
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         trace = model.trace(images, attention=True)
-        layers = [matrix.detach() for matrix in trace.attention[self.start_layer :]]  # each (B, heads, T, T)
-        if not layers:
-            raise SpecError(f"rollout: start_layer={self.start_layer}, but there are {len(trace.attention)} blocks")
-        fused = [discard_smallest(matrix.mean(dim=1), self.discard_ratio) for matrix in layers]  # (B, T, T)
+        layers = layers_from(self, trace.attention, self.start_layer)  # each (B, heads, T, T)
+        fused = [discard_smallest(matrix.detach().mean(dim=1), self.discard_ratio) for matrix in layers]  # (B, T, T)
         return trace.to_grid(trace.read(roll_out(fused)))  # (B, h, w)
 
 
-def roll_out(layers: list[Tensor]) -> Tensor:
-    """Product of residual-corrected, row-normalised matrices (B, T, T), the last layer leftmost."""
+def roll_out(layers: Sequence[Tensor], *, normalised: bool = True) -> Tensor:
+    """Product of the matrices (B, T, T), each with the identity added and its rows normalised, the last leftmost."""
     result = torch.eye(layers[0].shape[-1], device=layers[0].device, dtype=layers[0].dtype).expand_as(layers[0])
     for layer in layers:
         step = layer + torch.eye(layer.shape[-1], device=layer.device, dtype=layer.dtype)
-        result = (step / step.sum(dim=-1, keepdim=True)) @ result
+        result = (step / step.sum(dim=-1, keepdim=True) if normalised else step) @ result
     return result
 
 

@@ -7,12 +7,13 @@ works in PyTorch's function dispatch and not on the modules of the model, which 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from aha.errors import SpecError
@@ -30,6 +31,11 @@ OPERATIONS: dict[str, tuple[Any, ...]] = {
     "gelu": (F.gelu,),
     "silu": (F.silu,),
     "hardswish": (F.hardswish,),
+    "mish": (F.mish,),
+    "selu": (F.selu, F.selu_, torch.selu, torch.selu_),
+    "softplus": (F.softplus,),
+    "prelu": (F.prelu, torch.prelu, Tensor.prelu),
+    "tanh": (torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_, F.tanh),
     "sigmoid": (torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_, F.sigmoid),
     "softmax": (F.softmax, torch.softmax, Tensor.softmax),
     "layer_norm": (F.layer_norm, torch.layer_norm),
@@ -40,6 +46,22 @@ OPERATIONS: dict[str, tuple[Any, ...]] = {
     "scaled_dot_product_attention": (F.scaled_dot_product_attention,),
     "max_pool2d": (F.max_pool2d, torch.max_pool2d),
 }
+
+# The operations that make a network nonlinear, value by value. Sigmoids are missing: in vision they are gates.
+ACTIVATIONS = (
+    "relu",
+    "relu6",
+    "leaky_relu",
+    "elu",
+    "gelu",
+    "silu",
+    "hardswish",
+    "mish",
+    "selu",
+    "softplus",
+    "prelu",
+    "tanh",
+)
 
 
 class RuleMode(TorchFunctionMode):
@@ -61,3 +83,36 @@ class RuleMode(TorchFunctionMode):
         if func is F.hardtanh and (kwargs.get("min_val"), kwargs.get("max_val")) == (0, 6):  # how nn.ReLU6 spells it
             func, kwargs = F.relu6, {"inplace": kwargs["inplace"]}
         return self._rules.get(func, func)(*args, **kwargs)
+
+
+def rules_before_activations(change: Callable[[Tensor], Tensor], met: Counter[str]) -> dict[str, Rule]:
+    """Rules by which every activation reads `change(x)` in place of x; `met` counts them by name."""
+
+    def rule(name: str) -> Rule:
+        operation = OPERATIONS[name][0]
+
+        def changed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            met[name] += 1
+            return operation(change(x), *args, **kwargs)
+
+        return changed
+
+    return {name: rule(name) for name in ACTIVATIONS}
+
+
+def is_written_out(module: nn.Module) -> bool:
+    """Is it an activation in formulas of its own, as the quick GELU of CLIP is, that no rule on one operation meets?"""
+    is_leaf = next(module.children(), None) is None
+    return is_leaf and "gelu" in type(module).__name__.lower() and not isinstance(module, nn.GELU)
+
+
+def forward_before_activation(module: nn.Module, change: Callable[[Tensor], Tensor], met: Counter[str]) -> Rule:
+    """A forward by which the module reads `change(x)` in place of x, and no rule applies inside it."""
+    forward = module.forward
+
+    def changed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        met[type(module).__name__] += 1
+        with torch._C.DisableTorchFunction():
+            return forward(change(x), *args, **kwargs)
+
+    return changed

@@ -29,17 +29,24 @@ class Structure:
         blocks: transformer blocks, empty unless every block attends globally over one token sequence.
         attention: ordinals, among all attention calls of a forward pass, of the blocks' attention.
         missing: capability -> why this model cannot give it.
+        middles: for each block, the norm that reads the tokens between attention and MLP: X^l plus what attention adds.
     """
 
     stages: tuple[Site, ...]
     blocks: tuple[Site, ...]
     attention: tuple[int, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
+    middles: tuple[Site, ...] = ()
 
     @property
     def capabilities(self) -> frozenset[str]:
         """What methods may ask for, beyond the outputs themselves."""
-        found = {"features": self.stages, "tokens": self.blocks, "attention": self.attention}
+        found = {
+            "features": self.stages,
+            "tokens": self.blocks,
+            "attention": self.attention,
+            "branches": self.middles,
+        }
         return frozenset({"gradients"} | {name for name, parts in found.items() if parts and name not in self.missing})
 
 
@@ -51,14 +58,17 @@ def probe(module: nn.Module, run: Callable[[], object], batch: int, image: tuple
     attention, why_no_attention = _find_attention(shapes, batch, image, grids)
     blocks = _find_blocks(calls, attention, shapes, batch, image, grids)
     missing: dict[str, str] = {}
+    middles = _find_middles(calls, attention, blocks)
     if attention and not blocks:
         attention, why_no_attention = (), "its blocks do not pass on tokens as (batch, tokens, channels)"
     if not attention:
-        missing |= {"attention": why_no_attention, "tokens": why_no_attention}
+        missing |= dict.fromkeys(("attention", "tokens", "branches"), why_no_attention)
+    elif not middles:
+        missing["branches"] = "its blocks do not add attention and MLP to the tokens one after the other"
     stages = find_stages(spots, image, len(shapes), has_blocks=bool(blocks))
     if not stages:
         missing["features"] = "no layer keeps a spatial layout"
-    return Structure(stages, blocks, attention, missing)
+    return Structure(stages, blocks, attention, missing, middles)
 
 
 def _find_attention(
@@ -122,3 +132,28 @@ def _find_blocks(
         block = around[-1]  # calls finish from the inside out
         blocks.append(site_of(block, layout))
     return tuple(blocks)
+
+
+def _find_middles(calls: list[Call], attention: tuple[int, ...], blocks: tuple[Site, ...]) -> tuple[Site, ...]:
+    """For each block, the first norm behind its attention that reads a sum which the block itself has made."""
+    middles = []
+    for ordinal, site in zip(attention, blocks, strict=False):
+        block = next(call for call in calls if (call.name, call.call) == (site.name, site.call))
+        norms = [call for call in calls if call.is_norm and _lies_behind(call, block, ordinal)]
+        if any(norm.handed_on_by is block for norm in norms):
+            return ()  # norms behind the sums: what a block hands on is no sum of branches
+        summed = [norm for norm in norms if norm.input_shape == block.input_shape and not norm.reads]
+        if not summed:
+            return ()
+        middles.append(site_of(summed[0], site.layout))
+    return tuple(middles)
+
+
+def _lies_behind(call: Call, block: Call, ordinal: int) -> bool:
+    """Does the call lie inside the block, outside of all that computes the block's attention, and later than it?"""
+    around: Call | None = call
+    while around is not None and around is not block:
+        if around.attention_before != ordinal + 1:
+            return False
+        around = around.parent
+    return around is block

@@ -6,6 +6,7 @@ Shapes: inputs (B, C, H, W) normalised model inputs; classes (B,); outputs (B, K
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from aha.errors import CapabilityError, ModelError
 from aha.models.hooks import autograd, first_tensor, hooked, slopes, swapped_forward, with_first_tensor
 from aha.models.memory import Chunks, is_out_of_memory
-from aha.models.rules import Rule, RuleMode
+from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
 from aha.models.runnable import RunnableModel
 from aha.models.structure import Structure, probe
 from aha.models.tracing import SharedTrace, Trace, Tracer, replaced_features
@@ -54,7 +55,7 @@ class TargetModel(RunnableModel):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What methods may ask for: gradients, features, tokens, attention."""
+        """What methods may ask for: gradients, features, tokens, attention, branches."""
         return self.structure().capabilities
 
     def structure(self, size: Sequence[int] | None = None) -> Structure:
@@ -77,7 +78,7 @@ class TargetModel(RunnableModel):
         if (again - trace.outputs).abs().max() <= 1e-3 * trace.outputs.abs().max():
             return structure
         why = "its residual connections lie outside its blocks, so that no block hands on all there is"
-        return replace(structure, missing={**structure.missing, "tokens": why})
+        return replace(structure, missing={**structure.missing, "tokens": why, "branches": why})
 
     def cam_stage(self, size: Sequence[int] | None = None) -> int:
         """The deepest stage on whose places the outputs depend: where class activation mapping makes sense.
@@ -147,13 +148,14 @@ class TargetModel(RunnableModel):
         features: Sequence[int] = (),
         tokens: bool = False,
         attention: bool = False,
+        middles: bool = False,
         inputs: bool = False,
         score: Score | None = None,
     ) -> Trace:
         """One forward pass of `images` with the requested tensors captured, ready for `Trace.gradients`."""
         is_sharing = self._known_outputs is not None and len(images) > 1
         first, where = distinct_rows(images) if is_sharing else (None, None)
-        trace = self._trace(images if first is None else images[first], features, tokens, attention, inputs)
+        trace = self._trace(images if first is None else images[first], features, tokens, attention, inputs, middles)
         trace.score = score or self.score.differentiated()
         if tokens or attention:
             trace.readout = self.readout(images.shape[1:])
@@ -166,8 +168,9 @@ class TargetModel(RunnableModel):
         tokens: bool = False,
         attention: bool = False,
         inputs: bool = False,
+        middles: bool = False,
     ) -> Trace:
-        wants_internals = bool(features) or tokens or attention
+        wants_internals = bool(features) or tokens or attention or middles
         structure = self.structure(images.shape[1:]) if wants_internals else Structure((), (), ())
 
         def forward_from(records_all: bool) -> Trace:
@@ -183,6 +186,7 @@ class TargetModel(RunnableModel):
                     features=features,
                     tokens=tokens,
                     attention=attention,
+                    middles=middles,
                 )
 
         with self.undisturbed():
@@ -317,3 +321,12 @@ class TargetModel(RunnableModel):
             stack.enter_context(self._remembering(None if self._known_outputs is None else {}))
             stack.enter_context(RuleMode(rules))
             yield
+
+    @contextmanager
+    def before_activations(self, change: Callable[[Tensor], Tensor]) -> Iterator[Counter[str]]:
+        """Lets every activation function read `change(x)` in place of x; gives how often each of them was met."""
+        met: Counter[str] = Counter()
+        written_out = [part for part in self.module.modules() if is_written_out(part)]
+        forwards = {part: forward_before_activation(part, change, met) for part in written_out}
+        with self.rules(rules_before_activations(change, met)), swapped_forward(forwards):
+            yield met

@@ -34,6 +34,7 @@ class Trace:
         features: stage index -> map (B, C, h, w); negative indices as requested.
         tokens: X^1 .. X^{L+1}, each (B, T, D): the input of every block, then the output of the last.
         attention: A^1 .. A^L, each (B, h, T, T), rows are queries.
+        middles: X^l plus what the attention of block l adds, each (B, T, D): what the block's MLP adds to.
     """
 
     score: Score
@@ -45,6 +46,7 @@ class Trace:
     features: dict[int, Tensor] = field(default_factory=dict)
     tokens: list[Tensor] = field(default_factory=list)
     attention: list[Tensor] = field(default_factory=list)
+    middles: list[Tensor] = field(default_factory=list)
 
     def scores(self, classes: Tensor) -> Tensor:
         """The explained score (B,) of each image's class."""
@@ -66,6 +68,19 @@ class Trace:
         layout = self.structure.blocks[0].layout
         h, w = layout.grid
         return rearrange(values[:, layout.prefix :], "b (h w) -> b h w", h=h, w=w)
+
+    def values(self, layer: int) -> Tensor:
+        """What each token (B, T, D) would get from the attention of a block if it attended to itself alone.
+
+        That is `V W_O`, the values of all heads behind the output projection, without its bias. Attention adds what is
+        linear in its matrix, so this is the derivative of the sum in the middle of the block along `A = I`; taken by
+        differentiating a gradient, which names no part of the model.
+        """
+        with autograd(True):
+            pull = torch.zeros_like(self.middles[layer], requires_grad=True)
+            (slope,) = slopes(self.middles[layer], (self.attention[layer],), grad_outputs=pull, create_graph=True)
+            along = slope.diagonal(dim1=-2, dim2=-1).sum()
+            return torch.autograd.grad(along, pull)[0]
 
     def read(self, matrix: Tensor) -> Tensor:
         """The rows of a token-to-token matrix (..., T, T) that the classifier reads: class token, or mean of all."""
@@ -176,6 +191,7 @@ class Tracer:
         features: Sequence[int] = (),
         tokens: bool = False,
         attention: bool = False,
+        middles: bool = False,
     ) -> Trace:
         """Runs `forward` with the requested captures and returns the filled trace."""
         structure, self._batch = self._trace.structure, batch
@@ -188,6 +204,9 @@ class Tracer:
                 stack.callback(handle.remove)
                 for site in structure.blocks:
                     self._capture(site, lambda raw, _site: self._keep_tokens(raw))
+            for site in structure.middles if middles else ():
+                handle = self._modules[site.name].register_forward_pre_hook(self._keep_middle(site), with_kwargs=True)
+                stack.callback(handle.remove)
             stack.enter_context(hooked(self._hooks))
             if attention:
                 stack.enter_context(AttentionTap(self._keep_attention))
@@ -227,6 +246,18 @@ class Tracer:
             return (self._keep_tokens(args[0]), *args[1:]), kwargs
         name, raw = next((name, value) for name, value in kwargs.items() if isinstance(value, Tensor))
         return args, kwargs | {name: self._keep_tokens(raw)}
+
+    def _keep_middle(self, site: Site) -> Callable[..., None]:
+        calls = 0
+
+        def hook(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            nonlocal calls
+            calls += 1
+            raw = first_tensor(args) if args else first_tensor(list(kwargs.values()))
+            if calls - 1 == site.call and raw is not None:
+                self._trace.middles.append(raw.clone())  # a copy: the MLP may be added in place
+
+        return hook
 
     def _keep_attention(self, weights: Tensor) -> Tensor:
         ordinal, self._attention_calls = self._attention_calls, self._attention_calls + 1

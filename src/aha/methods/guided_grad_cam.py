@@ -1,0 +1,32 @@
+"""Guided Grad-CAM: fine detail from guided backpropagation, the place from Grad-CAM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from aha.methods.base import Method, method
+from aha.methods.grad_cam import GradCAM
+from aha.methods.gradient import ChannelRule, over_channels
+from aha.methods.guided_backprop import guided_gradients
+from aha.models import TargetModel
+
+
+@method("guided_grad_cam", family="gradient", needs={"gradients"}, citation="Selvaraju et al., ICCV 2017")
+@dataclass(frozen=True)
+class GuidedGradCAM(Method):
+    """Guided backpropagation times Grad-CAM, which is enlarged bilinearly as in the paper (captum repeats values).
+
+    Attributes:
+        cam: the coarse map; any other method may take its place.
+    """
+
+    cam: Method = field(default_factory=GradCAM)
+    channels: ChannelRule = "max_abs"
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        coarse = self.cam(model, images, classes)[:, None]  # (B, 1, h, w)
+        places = F.interpolate(coarse, images.shape[-2:], mode="bilinear", align_corners=False)  # (B, 1, H, W)
+        return over_channels(places * guided_gradients(model, images, classes), self.channels)  # (B, H, W)

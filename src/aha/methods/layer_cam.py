@@ -1,0 +1,33 @@
+"""LayerCAM: features times their positive gradients, place by place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aha.methods.base import Method, check_layer, method
+from aha.methods.grad_cam import features_and_gradients
+from aha.models import TargetModel
+
+
+@method("layer_cam", family="cam", needs={"features", "gradients"}, citation="Jiang et al., IEEE TIP 2021")
+@dataclass(frozen=True)
+class LayerCAM(Method):
+    """`ReLU(sum over channels of ReLU(gradient) * feature)` (eq. 6-7), meant for shallow layers as well as deep ones.
+
+    One layer's map, as it is: the paper's scaling by tanh (eq. 8) serves to add maps of several layers.
+
+    Attributes:
+        layer: which stage, counted from the end.
+    """
+
+    layer: int = -1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layer(self, self.layer)
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        features, gradients = features_and_gradients(model, images, classes, self.layer)  # (B, C, h, w) each
+        return (gradients.relu() * features).sum(dim=1).relu()  # (B, h, w)
