@@ -45,7 +45,7 @@ class InFlow(Method):
             before, middle, after = trace.tokens[index], trace.middles[index], trace.tokens[index + 1]  # (B, T, D)
             if self.gradient:
                 pull = layer_score_gradient(model, images, after, classes, "mean")
-                (steer,) = torch.autograd.grad(after, matrix, pull, retain_graph=True)  # (B, heads, T, T)
+                (steer,) = trace.pull(after, pull, matrix)  # (B, heads, T, T)
                 mixed = (steer.mean(dim=1) * mixed).relu()
             step = block_flow(mixed, before.detach(), middle.detach(), after.detach(), mlp=self.mlp)
             result = step if result is None else step @ result

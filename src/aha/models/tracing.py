@@ -139,6 +139,10 @@ class SharedTrace(Trace):
 
         return self._in_rounds(part, tensors)
 
+    def values(self, layer: int) -> Tensor:
+        """As in any trace, of the images that there are."""
+        return self._whole.values(layer)[self._where]
+
     def _in_rounds(
         self, start: Callable[[Tensor], tuple[Tensor, Tensor | None]], tensors: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
