@@ -26,7 +26,7 @@ import aha
 from aha.images import read_image
 from aha.labelled import find_labelled
 from aha.learned.explainer import Explainer
-from aha.learned.refinement import RefinementConfig, refine_until_settled, refined_maps
+from aha.learned.refinement import RefinementConfig, Refining, refine_until_settled
 from aha.learned.validation import hard_scores
 from aha.references import load_reference
 
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--method", action="append", default=[])
     parser.add_argument("--refine", type=int, default=5)
+    parser.add_argument("--only", type=int, action="append", help="measure these T only")
     parser.add_argument("--auto", type=int, default=0, help="also refine=auto with this budget")
     parser.add_argument("--improvement", type=float, default=0.01, help="of refine=auto")
     parser.add_argument("--perturbations", type=int, default=RefinementConfig.steps)
@@ -61,7 +62,8 @@ def main() -> None:
     images = [image.path for image in find_labelled([args.images])]
     images = images[:: max(1, len(images) // args.limit)][: args.limit]
     part, parts = map(int, args.shard.split("/"))
-    names = [f"aha T={t}" for t in range(args.refine + 1)] + args.method + (["aha auto"] if args.auto else [])
+    rounds = args.only or range(args.refine + 1)
+    names = [f"aha T={t}" for t in rounds] + args.method + (["aha auto"] if args.auto else [])
     done = {(row["image"], row["method"]) for row in read(args.out)}
 
     for path in images[part::parts]:
@@ -72,8 +74,11 @@ def main() -> None:
         classes = target.outputs(inputs).argmax(dim=1)
         found: dict[str, tuple[Tensor, int]] = {}
         if any(name.startswith("aha T") for name in wanted):
-            for taken, (maps, _) in enumerate(refined_maps(explainer, target, inputs, classes, args.refine, config)):
-                found[f"aha T={taken}"] = maps, taken
+            refining = Refining.start(explainer, target, inputs, classes, config)
+            for taken in range(args.refine + 1):
+                if taken:
+                    refining.step()
+                found[f"aha T={taken}"] = refining.maps(), taken
         if "aha auto" in wanted:
             maps, took = refine_until_settled(
                 explainer, target, inputs, classes, args.auto, config, improvement=args.improvement

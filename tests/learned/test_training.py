@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import aha
 import aha.learned.training as training
 from aha.errors import AhaError, ImageError, OutputError, SpecError
 from aha.learned.explainer import Explainer
@@ -23,7 +24,7 @@ from aha.learned.settings import Design, Settings, load_settings
 from aha.learned.training import Choices, TrainingError, explained_classes, learning_rate, temperature, train
 from aha.learned.validation import hard_scores
 from aha.models import TargetModel, load_model
-from aha.references import Black
+from aha.references import Black, Mean
 from conftest import SQUARE, ColourNet, square_image
 from fakes import changes, snapshot, surroundings
 
@@ -201,6 +202,17 @@ def test_the_explained_class() -> None:
     outputs = torch.tensor([[0.1, 3.0, 2.0]] * 4)
     labels, kinds = torch.tensor([0, 0, -1, 0]), torch.tensor([0, 1, 1, 2])
     assert explained_classes(outputs, labels, kinds).tolist() == [1, 0, 1, 2]
+
+
+def test_validation_measures_what_the_metrics_measure(target: TargetModel) -> None:
+    pixels = torch.stack([square_image(c, c)[0] for c in range(3)])
+    inputs, classes, maps = target.to_inputs(pixels), torch.arange(3), torch.rand(3, 32, 32)
+    found = hard_scores(target, inputs, classes, maps, [Black(), Mean()], 7)
+    for name, values in found.items():
+        metric = f"{name}(steps=7, references=(black, mean))"
+        scores = aha.evaluate(target, inputs, maps, metric, targets=[[c] for c in range(3)])
+        each = [scores.values(scores.rows[0].method, name, reference) for reference in ("black", "mean")]
+        assert values.tolist() == pytest.approx([(a + b) / 2 for a, b in zip(*each, strict=True)], abs=1e-5)
 
 
 # What goes wrong

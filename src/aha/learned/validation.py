@@ -43,15 +43,16 @@ def _image_scores(
     """Deletion and Insertion (2,) of one image, averaged over the references."""
     ranks = rank_pixels(maps[index])
     counts = torch.tensor(step_counts(ranks.numel(), steps), device=ranks.device)  # (S + 1,)
-    masks = torch.stack([deletion_masks(ranks, counts), insertion_masks(ranks, counts)]).flatten(
-        0, 1
-    )  # (2 (S + 1), H, W)
+    # Both curves run between the image and its reference: their ends are asked about once.
+    masks = torch.cat([deletion_masks(ranks, counts), insertion_masks(ranks, counts[1:-1])])  # (2 S, H, W)
+    owners = torch.zeros(len(masks), dtype=torch.long, device=pixels.device)
     found = []
     for blank in blanks:
-        owners = torch.zeros(len(masks), dtype=torch.long, device=pixels.device)
         outputs = perturbed_outputs(
             model, pixels[index : index + 1], blank[index : index + 1], owners, lambda part: masks[part]
         )
-        scores = model.score(outputs, classes[index].expand(len(outputs)))
-        found.append(area(counts / counts[-1], scores.float().view(2, -1)))
+        scores = model.score(outputs, classes[index].expand(len(outputs))).float()
+        deletion, inside = scores[: len(counts)], scores[len(counts) :]
+        insertion = torch.cat([deletion[-1:], inside, deletion[:1]])
+        found.append(area(counts / counts[-1], torch.stack([deletion, insertion])))
     return torch.stack(found).mean(dim=0)
