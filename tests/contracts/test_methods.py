@@ -24,6 +24,7 @@ from fakes import BUILDERS, CLASSES, SIZE, Boom, Fuse, changes, snapshot, surrou
 # A few samples instead of thousands, and a reference that plain modules without stated preprocessing can have.
 EXAMPLES: dict[str, str] = {
     "rise": "rise(n=40)",
+    "extremal_perturbation": "extremal_perturbation(areas=(0.1, 0.3), steps=4, reference=zeros_normalised)",
     "lime": "lime(n=40, parts=patches(grid=4))",
     "kernel_shap": "kernel_shap(n=40, parts=patches(grid=4))",
     "shapley_sampling": "shapley_sampling(orders=2, parts=patches(grid=4))",
