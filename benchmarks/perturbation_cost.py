@@ -72,10 +72,8 @@ def main() -> None:
         )
         cpu, wall = ratio(found["aha"], found["bare"])
         rows.append([f"`{method}`", count, cpu, wall, "yes" if cpu <= LIMIT else "no"])
-    print(
-        f"{options.model}, one image of {options.size} pixels, batches of {options.batch}, one thread, "
-        f"{options.rounds} rounds\n"
-    )
+    settings = f"{options.size} pixels, batches of {options.batch}, one thread, {options.rounds} rounds"
+    print(f"{options.model}, one image of {settings}\n")
     table(["method", "whole passes", "CPU", "wall", f"at most {LIMIT}"], rows)
 
 

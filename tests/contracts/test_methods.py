@@ -29,6 +29,7 @@ from fakes import BUILDERS, CLASSES, SIZE, Boom, Fuse, changes, snapshot, surrou
 EXAMPLES: dict[str, str] = {
     "gradient_shap": "gradient_shap(n=4)",
     "rise": "rise(n=40)",
+    "extremal_perturbation": "extremal_perturbation(areas=(0.1, 0.3), steps=4, reference=zeros_normalised)",
     "lime": "lime(n=40, parts=patches(grid=4))",
     "kernel_shap": "kernel_shap(n=40, parts=patches(grid=4))",
     "shapley_sampling": "shapley_sampling(orders=2, parts=patches(grid=4))",
