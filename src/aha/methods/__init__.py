@@ -2,6 +2,7 @@
 
 from aha.methods import (
     attcat,
+    attention_flow,
     attention_ig,
     bidirectional,
     center_map,
@@ -34,6 +35,7 @@ __all__ = [
     "METHODS",
     "Method",
     "attcat",
+    "attention_flow",
     "attention_ig",
     "bidirectional",
     "center_map",
