@@ -139,7 +139,14 @@ def transformers_models() -> dict[str, tuple[Callable[[], nn.Module], bool]]:
     }
 
 
-CHEAP = {"integrated_gradients": "integrated_gradients(steps=2)", "smooth": "smooth(gradient, n=2)"}
+CHEAP = {
+    "integrated_gradients": "integrated_gradients(steps=2)",
+    "gradient_shap": "gradient_shap(n=2)",
+    "attention_ig": "attention_ig(steps=2)",
+    "transition_attention": "transition_attention(steps=2)",
+    "bidirectional": "bidirectional(steps=2)",
+    "smooth": "smooth(gradient, n=2)",
+}
 
 
 def awake(module: nn.Module) -> nn.Module:

@@ -14,9 +14,11 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aha.errors import CapabilityError, ModelError
+from aha.models.dropping import only_tokens
 from aha.models.hooks import autograd, first_tensor, hooked, slopes, swapped_forward, with_first_tensor
 from aha.models.memory import Chunks, is_out_of_memory
 from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
@@ -290,6 +292,31 @@ class TargetModel(RunnableModel):
         forwards[parts[first_name]] = hand_in  # also right for one block used again and again: it never changes
         with self.undisturbed(), autograd(tokens.requires_grad), swapped_forward(forwards):
             return self._forward(images.to(self.device))
+
+    def outputs_of_tokens(self, images: Tensor, kept: Tensor) -> Tensor:
+        """Outputs (B, K) with the patch tokens outside `kept` (B, N) dropped before the first block; without a graph.
+
+        Prefix tokens, such as the class token, always stay.
+        """
+        structure = self.structure(images.shape[1:])
+        prefix = structure.blocks[0].layout.prefix
+        kept = F.pad(kept.to(self.device), (prefix, 0), value=True)  # (B, T)
+        images, counts = images.to(self.device), kept.sum(dim=1)
+        self.passes["forward"] += len(images)
+        outputs: Tensor | None = None
+        with self.undisturbed(), autograd(False), self._autocast():
+            for count in sorted(set(counts.tolist())):
+                alike = (counts == count).nonzero()[:, 0]
+
+                def run(part: slice, alike: Tensor = alike) -> Tensor:
+                    with only_tokens(self.module, structure, kept[alike[part]]):
+                        return self._forward(images[alike[part]])
+
+                found = torch.cat(self.chunks.run(run, len(alike)))
+                outputs = found.new_zeros(len(images), found.shape[1]) if outputs is None else outputs
+                outputs[alike] = found
+        assert outputs is not None
+        return outputs
 
     # Changing it, for the duration of a block
 

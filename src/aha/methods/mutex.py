@@ -1,0 +1,102 @@
+"""MUTEX: tokens that are central in the graph of attention, judged by what the model makes of them alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aha.errors import SpecError
+from aha.methods.base import Method, check_start_layer, layers_from, method
+from aha.models import TargetModel
+
+
+@method(
+    "mutex", family="attention", needs={"attention", "tokens"}, citation="Marchetti et al., Neural Comput. Appl. 2025"
+)
+@dataclass(frozen=True)
+class Mutex(Method):
+    """`sum over masks of score * mask / number of masks`, at each patch, for 54 masks of central tokens.
+
+    Heads are fused by minimum, maximum and sum; in- and out-degrees of each patch are followed through the layers; nine
+    statistics of each such series rank the patches, and the best make a mask. A mask's score is the class's when the
+    model is given these tokens alone. Patches in no mask get zero.
+
+    Attributes:
+        min_cut: attention below this share of a layer's largest counts as zero.
+        token_ratio: the share of patches in a mask; more where ranks are equal.
+        start_layer: first block used.
+    """
+
+    min_cut: float = 0.01
+    token_ratio: float = 0.5
+    start_layer: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_start_layer(self, self.start_layer)
+        if not 0 <= self.min_cut < 1 or not 0 < self.token_ratio <= 1:
+            raise SpecError("mutex: min_cut must lie in [0, 1) and token_ratio in (0, 1]")
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        trace = model.trace(images, attention=True)
+        layers = layers_from(self, trace.attention, self.start_layer)
+        if len(layers) < 2:
+            raise SpecError("mutex: its statistics need at least two blocks; choose an earlier start_layer")
+        layout = trace.structure.blocks[0].layout
+        patches = torch.stack([matrix.detach()[..., layout.prefix :, layout.prefix :] for matrix in layers], dim=1)
+        series = degrees(patches.double(), self.min_cut)  # (B, 6, L, N)
+        kept = best_nodes(statistics(series), self.token_ratio).flatten(1, 2)  # (B, 54, N)
+        repeats = kept.shape[1]
+        outputs = model.outputs_of_tokens(images.repeat_interleave(repeats, dim=0), kept.flatten(0, 1))
+        scores = model.score(outputs, classes.repeat_interleave(repeats)).view(len(images), repeats)
+        masks = kept.to(scores.dtype)
+        values = torch.einsum("bm,bmn->bn", scores, masks) / masks.sum(dim=1).clamp(min=1)
+        return values.view(len(images), *layout.grid)  # (B, h, w)
+
+
+def degrees(attention: Tensor, min_cut: float) -> Tensor:
+    """In- and out-degrees (B, 6, L, N) in the graph of attention (B, L, heads, N, N), heads fused in three ways."""
+    series = []
+    for fused in (attention.amin(dim=2), attention.amax(dim=2), attention.sum(dim=2)):  # (B, L, N, N)
+        cut = fused * (fused >= min_cut * fused.amax(dim=(-2, -1), keepdim=True))
+        series += [cut.sum(dim=-2), cut.sum(dim=-1)]
+    return torch.stack(series, dim=1)
+
+
+def statistics(series: Tensor) -> Tensor:
+    """Nine statistics (..., 9, N) of each node's series (..., L, N).
+
+    Rounded far above the noise of single precision: several are the same for many nodes, and noise must not rank these.
+    """
+    total = series.sum(dim=-2)
+    shares = series / total.unsqueeze(-2).clamp(min=torch.finfo(series.dtype).tiny)
+    centred = series - series.mean(dim=-2, keepdim=True)
+    variance = centred.square().mean(dim=-2)
+    flat = variance.sqrt() <= 1e-6 * total  # a constant series has no shape
+    safe = variance.masked_fill(flat, 1.0)
+    shapes = [
+        torch.special.entr(shares).sum(dim=-2),
+        (centred.pow(3).mean(dim=-2) / safe.pow(1.5)).masked_fill(flat, 0.0),  # skewness
+        (centred.pow(4).mean(dim=-2) / safe.square() - 3).masked_fill(flat, 0.0),  # excess kurtosis
+    ]
+    spread = series.std(dim=-2)
+    sizes = [
+        series.amax(dim=-2),
+        series.amin(dim=-2),
+        total,
+        spread,
+        total / (spread + 1e-8),
+        series.quantile(0.5, dim=-2),
+    ]
+    largest = [size.abs().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(series.dtype).tiny) for size in sizes]
+    relative = [size / most for size, most in zip(sizes, largest, strict=True)]
+    return torch.stack(shapes + relative, dim=-2).round(decimals=5)
+
+
+def best_nodes(values: Tensor, ratio: float) -> Tensor:
+    """The nodes (..., N), as booleans, whose values are at least that of the last one in the best share of them."""
+    count = math.ceil(values.shape[-1] * ratio)
+    return values >= values.topk(count, dim=-1).values[..., -1:]
