@@ -15,6 +15,7 @@ from aha.methods import (
     raw_attention,
     rollout,
     smooth,
+    transformer_attribution,
     var,
 )
 from aha.methods.base import METHODS, Method, check_fit, list_methods, load_method, method
@@ -40,5 +41,6 @@ __all__ = [
     "raw_attention",
     "rollout",
     "smooth",
+    "transformer_attribution",
     "var",
 ]
