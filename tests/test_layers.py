@@ -20,7 +20,7 @@ ROOT = Path(aha.__file__).parent
 LAYERS = """
 errors statistics
 registry images results information rows __init__
-spec scores preprocessing colours labelled
+spec scores preprocessing colours labelled relevance
 models render
 references perturbation partitions
 masking learned

@@ -1208,6 +1208,12 @@ def test_guided_backpropagation_by_rules_equals_captum(images: Tensor) -> None:
             assert torch.allclose(load_model(twin).input_gradients(images, classes), expected, atol=1e-6)
 
 
+def _increased(x: Tensor) -> Tensor:
+    x = x.clone()
+    x += 1
+    return x
+
+
 SPELLINGS: dict[str, list[Callable[[Tensor], Tensor]]] = {
     "relu": [nn.ReLU(), F.relu],
     "relu6": [nn.ReLU6(), F.relu6],
@@ -1230,6 +1236,16 @@ SPELLINGS: dict[str, list[Callable[[Tensor], Tensor]]] = {
     "matmul": [lambda x: x @ x, lambda x: torch.matmul(x, x), lambda x: x.matmul(x)],
     "scaled_dot_product_attention": [lambda x: F.scaled_dot_product_attention(x, x, x)],
     "max_pool2d": [nn.MaxPool2d(2), lambda x: F.max_pool2d(x, 2)],
+    "tanh": [nn.Tanh(), torch.tanh, Tensor.tanh],
+    "hardsigmoid": [nn.Hardsigmoid(), F.hardsigmoid],
+    "rms_norm": [lambda x: F.rms_norm(x, (8,))],
+    "group_norm": [nn.GroupNorm(3, 3)],
+    "avg_pool2d": [nn.AvgPool2d(2), lambda x: F.avg_pool2d(x, 2)],
+    "adaptive_avg_pool2d": [nn.AdaptiveAvgPool2d(1), lambda x: F.adaptive_avg_pool2d(x, 1)],
+    "mean": [lambda x: x.mean(dim=1), lambda x: torch.mean(x, dim=1)],
+    "add": [lambda x: x + x, lambda x: 1 + x, lambda x: torch.add(x, 1), lambda x: x.clone().add_(x), _increased],
+    "mul": [lambda x: x * x, lambda x: 2 * x, lambda x: torch.mul(x, 2), lambda x: x.clone().mul_(x)],
+    "div": [lambda x: x / 2, lambda x: torch.div(x, x), lambda x: x.clone().div_(2)],
 }
 
 
@@ -1258,6 +1274,23 @@ def test_rules_nest_reach_plain_operations_and_are_undone(images: Tensor) -> Non
         pass
     assert changes(world, surroundings()) == []
     assert torch.equal(model.outputs(images), plain)
+
+
+@pytest.mark.parametrize("build", [tiny_vit, lambda: randomised(EncoderViT())])
+def test_rules_reach_the_parts_of_fused_attention(build: Callable[[], nn.Module], images: Tensor) -> None:
+    model = load_model(build())
+    plain, seen = model.outputs(images), []
+
+    def note(x: Tensor, *args: Any, **options: Any) -> Tensor:
+        seen.append(x.shape)
+        return F.softmax(x, *args, **options)
+
+    with model.rules({"softmax": note}):
+        model.outputs(images)
+    assert seen == []
+    with model.rules({"softmax": note}, attention_in_parts=True):
+        assert torch.allclose(model.outputs(images), plain, atol=1e-5)
+    assert [shape[-2:] for shape in seen] == [(17, 17)] * 2
 
 
 def _blow(*_: Any, **__: Any) -> Tensor:

@@ -38,13 +38,23 @@ OPERATIONS: dict[str, tuple[Any, ...]] = {
     "tanh": (torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_, F.tanh),
     "sigmoid": (torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_, F.sigmoid),
     "softmax": (F.softmax, torch.softmax, Tensor.softmax),
+    "tanh": (torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_, F.tanh),
+    "hardsigmoid": (F.hardsigmoid,),
     "layer_norm": (F.layer_norm, torch.layer_norm),
+    "rms_norm": (F.rms_norm, torch.rms_norm),
+    "group_norm": (F.group_norm, torch.group_norm),
     "batch_norm": (F.batch_norm, torch.batch_norm),
     "linear": (F.linear,),
     "conv2d": (F.conv2d, torch.conv2d),
     "matmul": (torch.matmul, Tensor.matmul, Tensor.__matmul__),
     "scaled_dot_product_attention": (F.scaled_dot_product_attention,),
     "max_pool2d": (F.max_pool2d, torch.max_pool2d),
+    "avg_pool2d": (F.avg_pool2d,),
+    "adaptive_avg_pool2d": (F.adaptive_avg_pool2d,),
+    "mean": (torch.mean, Tensor.mean),
+    "add": (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__),
+    "mul": (torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__),
+    "div": (torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__),
 }
 
 # The operations that make a network nonlinear, value by value. Sigmoids are missing: in vision they are gates.

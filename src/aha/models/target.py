@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aha.errors import CapabilityError, ModelError
+from aha.models.attention import AttentionTap
 from aha.models.dropping import only_tokens
 from aha.models.hooks import autograd, first_tensor, hooked, slopes, swapped_forward, with_first_tensor
 from aha.models.memory import Chunks, is_out_of_memory
@@ -341,12 +342,17 @@ class TargetModel(RunnableModel):
             yield
 
     @contextmanager
-    def rules(self, rules: Mapping[str, Rule]) -> Iterator[None]:
-        """Replaces elementary operations ("relu", "gelu", ...) by rules with the same arguments."""
+    def rules(self, rules: Mapping[str, Rule], *, attention_in_parts: bool = False) -> Iterator[None]:
+        """Replaces elementary operations ("relu", "gelu", ...) by rules with the same arguments.
+
+        With `attention_in_parts`, fused attention is computed as its products and softmax, which rules then reach.
+        """
         with ExitStack() as stack:
             stack.enter_context(self._lock)
             stack.enter_context(self._remembering(None if self._known_outputs is None else {}))
             stack.enter_context(RuleMode(rules))
+            if attention_in_parts:
+                stack.enter_context(AttentionTap(lambda weights: weights))
             yield
 
     @contextmanager

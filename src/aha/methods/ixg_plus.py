@@ -1,0 +1,50 @@
+"""Input times gradient of the tokens, summed over the blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from aha.errors import SpecError
+from aha.methods.base import Method, method
+from aha.models import TargetModel, Trace
+
+FirstBlock = int | Literal["half"]
+
+
+@method("ixg_plus", family="attention", needs={"tokens", "gradients"}, citation="Mehri et al., CVPR workshops 2024")
+@dataclass(frozen=True)
+class IxGPlus(Method):
+    """`sum over blocks of sum over channels of X^l * d score / d X^l`, `X^l` being the input of block l; signed.
+
+    Attributes:
+        start_layer: first block used: 0 for all of them (PLUS), "half" for the second half (SkipPLUS).
+    """
+
+    start_layer: FirstBlock = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_start(self.name, self.start_layer)
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        return token_ixg(model.trace(images, tokens=True), classes, self.start_layer)  # (B, h, w)
+
+
+def token_ixg(trace: Trace, classes: Tensor, start_layer: FirstBlock) -> Tensor:
+    """The sum over blocks as a map (B, h, w), from a trace with tokens."""
+    inputs = trace.tokens[:-1]  # X^1 .. X^L, each (B, T, D)
+    first = len(inputs) // 2 if start_layer == "half" else start_layer
+    if first >= len(inputs):
+        raise SpecError(f"start_layer={start_layer}, but there are {len(inputs)} blocks")
+    used = inputs[first:]
+    products = [(x * slope).sum(dim=-1) for x, slope in zip(used, trace.gradients(classes, *used), strict=True)]
+    return trace.to_grid(sum(products[1:], products[0]).detach())
+
+
+def check_start(name: str, start_layer: FirstBlock) -> None:
+    """Refuses a first block before the first."""
+    if start_layer != "half" and start_layer < 0:
+        raise SpecError(f"{name}: start_layer counts from 0, or is 'half'; it cannot be {start_layer}")

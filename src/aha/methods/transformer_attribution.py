@@ -1,0 +1,134 @@
+"""Transformer attribution: relevance of every attention matrix times its gradient, rolled out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aha.errors import SpecError
+from aha.methods.base import Method, method
+from aha.models import TargetModel
+from aha.relevance import (
+    PASSING,
+    from_halves,
+    halves,
+    is_signal,
+    matrix_product,
+    passed_on,
+    passing,
+    product,
+    propagate,
+    quotient,
+    transposed,
+)
+from aha.scores import SCORES
+
+
+@method(
+    "transformer_attribution",
+    family="attention",
+    needs={"attention", "gradients"},
+    citation="Chefer, Gur & Wolf, CVPR 2021",
+)
+@dataclass(frozen=True)
+class TransformerAttribution(Method):
+    """`R = (C^L + I) ... (C^s + I)`, `C^l` the head mean of `ReLU(dA^l * relevance of A^l)`; also T-Attr, T-LRP.
+
+    The relevance, 1 at the class's output, goes back through every operation of the model: linear layers by their
+    positive contributions, residual connections in proportion and rescaled, the factors of a matrix product with half
+    each; activations, norms and softmax pass it on. Biases get none, so its total stays 1.
+
+    Attributes:
+        start_layer: first block used; 0 as in the paper and in copies of the code, 1 in the authors' scripts.
+        normalise: divide each row of `C^l + I` by its sum, as the copies in later papers' code do.
+    """
+
+    start_layer: int = 0
+    normalise: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start_layer < 0:
+            raise SpecError(f"transformer_attribution: start_layer must not be negative, not {self.start_layer}")
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        plain = model.trace(images, attention=True, score=SCORES["logit"])
+        if self.start_layer >= len(plain.attention):
+            raise SpecError(
+                f"transformer_attribution: start_layer={self.start_layer}, but there are {len(plain.attention)} blocks"
+            )
+        slopes = plain.gradients(classes, *plain.attention[self.start_layer :])
+        with model.rules(RULES, attention_in_parts=True):
+            trace = model.trace(images, attention=True, score=SCORES["logit"])
+        relevances = trace.gradients(classes, *trace.attention[self.start_layer :])  # each (B, heads, T, T)
+        layers = [
+            (slope * relevance).relu().mean(dim=1)  # (B, T, T)
+            for slope, relevance in zip(slopes, relevances, strict=True)
+        ]
+        steps = [layer + torch.eye(layer.shape[-1]).to(layer) for layer in layers]
+        if self.normalise:
+            steps = [step / step.sum(dim=-1, keepdim=True) for step in steps]
+        return trace.to_grid(trace.read(reduce(lambda result, step: step @ result, steps)))  # (B, h, w)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer; positive contributions alone get relevance, the bias none."""
+    weight = weight.detach()
+
+    def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
+        positive, _ = halves(x, weight, F.linear)
+        paid = quotient(relevance, positive)
+        return (from_halves(x, weight, F.linear, paid, torch.zeros_like(paid)),)
+
+    return propagate(F.linear(x, weight, bias), back, x)
+
+
+def add(a: Any, b: Any, **options: Any) -> Tensor:
+    """A residual connection: each summand in proportion, then both rescaled to keep the image's total."""
+    value: Tensor = torch.add(a, b, **options)
+    if not (isinstance(a, Tensor) and is_signal(a, value) and is_signal(b, value)):
+        x = next(x for x in (a, b) if isinstance(x, Tensor) and x.shape == value.shape)
+        return passed_on(value, x)  # a shift
+
+    def back(relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        s = quotient(relevance, a + b)
+        shares = a * s, b * s
+        dims = tuple(range(1, relevance.dim()))
+        sums = [share.sum(dim=dims, keepdim=True) for share in shares]  # per image
+        whole = relevance.sum(dim=dims, keepdim=True)
+        sizes = [total.abs() / (sums[0].abs() + sums[1].abs()) for total in sums]
+        first, second = (
+            share * quotient(size * whole, total) for share, size, total in zip(shares, sizes, sums, strict=True)
+        )
+        return first, second
+
+    return propagate(value, back, a, b)
+
+
+def mean(x: Tensor, *args: Any, **options: Any) -> Tensor:
+    """Pooling: each token in proportion to what it contributes."""
+
+    def pooled(x: Tensor) -> Tensor:
+        return torch.mean(x, *args, **options)
+
+    def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
+        return (x * transposed(pooled, x, quotient(relevance, pooled(x))),)
+
+    return propagate(pooled(x), back, x)
+
+
+RULES: dict[str, Callable[..., Tensor]] = {
+    **PASSING,
+    "softmax": passing(F.softmax),
+    "linear": linear,
+    "matmul": matrix_product,
+    "add": add,
+    "mul": lambda a, b: product(a, b, torch.mul(a, b)),
+    "mean": mean,
+}

@@ -1,0 +1,141 @@
+"""Relevance propagation: operations whose backward pass hands relevance to their inputs instead of derivatives.
+
+Each function computes what the operation of its name computes. Going back, it takes the relevance R of its output and
+shares it out among its inputs; `c_ij = x_i w_ij` is what input i contributes to `z_j = sum_i c_ij`. Shapes and indices
+need no rule: what autograd does for them, moving and adding up, is right for relevance too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Back = Callable[..., tuple[Tensor | None, ...]]
+"""From the output's relevance and the inputs to the relevance of each input."""
+Operation = Callable[[Tensor], Tensor]
+
+
+class _Propagate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, back: Back, *inputs: Tensor) -> Tensor:
+        ctx.back = back
+        ctx.save_for_backward(*inputs)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *relevances: Tensor) -> Any:
+        with torch.no_grad():
+            return None, None, *ctx.back(relevances[0], *ctx.saved_tensors)
+
+
+def propagate(value: Tensor, back: Back, *inputs: Tensor) -> Tensor:
+    """`value`, computed from `inputs`, with `back` as its backward pass; plain, if nothing is being recorded."""
+    return _Propagate.apply(value.detach(), back, *inputs)  # type: ignore[no-any-return]
+
+
+def passed_on(value: Tensor, x: Tensor) -> Tensor:
+    """The value of an activation or a norm of x, element by element, whose relevance is that of x."""
+    return propagate(value, lambda relevance, _: (relevance,), x)
+
+
+def quotient(relevance: Tensor, total: Tensor, epsilon: float = 0.0) -> Tensor:
+    """`R / (z + epsilon sign(z))`; nothing where z is zero."""
+    total = total + epsilon * torch.where(total < 0, -1.0, 1.0).to(total)
+    return torch.where(total == 0, 0, relevance / torch.where(total == 0, 1, total))
+
+
+def transposed(operation: Operation, x: Tensor, relevance: Tensor) -> Tensor:
+    """The transpose of a linear operation on tensors like x, applied to a tensor like its output."""
+    with torch.enable_grad():
+        leaf = torch.zeros_like(x, requires_grad=True)
+        return torch.autograd.grad(operation(leaf), leaf, relevance)[0]
+
+
+def is_signal(x: Any, like: Any) -> bool:
+    """Is x an activation of the same shape? Scalars, parameters and what is broadcast only scale or shift."""
+    return isinstance(x, Tensor) and x.shape == like.shape and not isinstance(x, nn.Parameter)
+
+
+def product(a: Any, b: Any, value: Tensor) -> Tensor:
+    """Elementwise `a b`: two signals get half each; a signal that is only scaled keeps all."""
+    signals = [x for x in (a, b) if isinstance(x, Tensor) and x.shape == value.shape and x.requires_grad]
+    if len(signals) == 2 and is_signal(a, b) and is_signal(b, a):
+        return propagate(value, lambda relevance, *_: (relevance / 2, relevance / 2), a, b)
+    plain = [x for x in signals if not isinstance(x, nn.Parameter)] or signals
+    return passed_on(value, plain[0]) if plain else value
+
+
+def matrix_product(a: Tensor, b: Tensor, *, share: float = 0.5, epsilon: float = 0.0) -> Tensor:
+    """`a @ b`: each term in proportion to its size, `share` of it to either factor; 1 if the other is a constant."""
+    value = a @ b
+
+    def back(relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        s = share * quotient(relevance, value.detach(), epsilon)
+        return a * (s @ b.transpose(-2, -1)), b * (a.transpose(-2, -1) @ s)
+
+    return propagate(value, back, a, b)
+
+
+def halves(x: Tensor, weight: Tensor, operation: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Sums over positive and over negative contributions of a linear operation without its bias: `z = P + N`."""
+    up, down = x.clamp(min=0), x.clamp(max=0)
+    more, less = weight.clamp(min=0), weight.clamp(max=0)
+    positive, negative = operation(up, more), operation(up, less)
+    if bool(down.any()):  # after a ReLU there is nothing below zero
+        positive, negative = positive + operation(down, less), negative + operation(down, more)
+    return positive, negative
+
+
+def from_halves(
+    x: Tensor, weight: Tensor, operation: Callable[[Tensor, Tensor], Tensor], to_positive: Tensor, to_negative: Tensor
+) -> Tensor:
+    """`sum_j c+_ij p_j + c-_ij n_j`: what inputs get when positive and negative contributions are paid apart."""
+    up, down = x.clamp(min=0), x.clamp(max=0)
+    more, less = weight.clamp(min=0), weight.clamp(max=0)
+
+    def paid(part: Tensor, side: Tensor, by: Tensor) -> Tensor:
+        return part * transposed(lambda leaf: operation(leaf, side), x, by)
+
+    result = paid(up, more, to_positive)
+    if bool(to_negative.any()):
+        result = result + paid(up, less, to_negative)
+    if bool(down.any()):
+        result = result + paid(down, less, to_positive)
+        if bool(to_negative.any()):
+            result = result + paid(down, more, to_negative)
+    return result
+
+
+def passing(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The rule of an operation that works element by element, or as good as: relevance goes straight through."""
+
+    def rule(x: Tensor, *args: Any, **options: Any) -> Tensor:
+        options.pop("inplace", None)
+        return passed_on(operation(x, *args, **options), x)
+
+    return rule
+
+
+_ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "sigmoid": torch.sigmoid,
+    "hardsigmoid": F.hardsigmoid,
+    "tanh": torch.tanh,
+    "layer_norm": F.layer_norm,
+    "rms_norm": F.rms_norm,
+    "group_norm": F.group_norm,
+    "div": torch.div,
+}
+
+PASSING = {name: passing(operation) for name, operation in _ELEMENTWISE.items()}
+"""Rules for activations, norms and divisions by a constant."""
