@@ -22,7 +22,8 @@ errors statistics
 registry images results information __init__
 spec scores preprocessing colours labelled
 models render
-methods references perturbation targets mosaics
+references perturbation targets mosaics
+methods
 metrics learned
 cards protocols figures
 explanation score_table catalogue
