@@ -1,6 +1,7 @@
 """Attribution methods, one file each: importing it registers the method, so a new one is one file and one line here."""
 
 from aha.methods import (
+    caap,
     center_map,
     edge_map,
     grad_cam,
@@ -20,6 +21,7 @@ from aha.methods.base import METHODS, Method, check_fit, list_methods, load_meth
 __all__ = [
     "METHODS",
     "Method",
+    "caap",
     "center_map",
     "check_fit",
     "edge_map",
