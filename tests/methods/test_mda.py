@@ -12,7 +12,9 @@ import aha
 from aha.errors import CapabilityError, SpecError
 from aha.methods import load_method
 from aha.methods.concave import concave_increments
-from aha.methods.mda import MDA, Order, cell_indices, default_guide, order_weighted
+from aha.methods.mda import MDA, default_guide
+from aha.methods.patch_order import Order, order_weighted
+from aha.methods.patch_search import cell_indices
 from aha.models import TargetModel, load_model
 from aha.references import Black, Blur
 from fakes import SIZE, TinyCNN, plain_module, randomised, tiny_vit

@@ -15,6 +15,8 @@ from aha.methods import (
     raw_attention,
     rollout,
     smooth,
+    tis,
+    vit_cx,
 )
 from aha.methods.base import METHODS, Method, check_fit, list_methods, load_method, method
 
@@ -39,4 +41,6 @@ __all__ = [
     "raw_attention",
     "rollout",
     "smooth",
+    "tis",
+    "vit_cx",
 ]

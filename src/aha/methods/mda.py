@@ -1,12 +1,11 @@
 """MDA: a patch order found by the insertion and deletion tests themselves, and magnitudes fitted to their answers.
 
-Shapes: N = h * w patches of one image; masks (R, N), true where the image shows; orders (N,), most important first.
+Shapes: N = h * w patches of one image.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,17 +14,13 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import METHODS, Method, method
-from aha.methods.concave import concave_increments
+from aha.methods.patch_order import Order
+from aha.methods.patch_search import Responses, cell_indices, greedy, shown_first
 from aha.models import TargetModel
-from aha.perturbation import blend
 from aha.references import Black, Blur, Reference, reference_inputs
-
-Ask = Callable[[Tensor], Tensor]
-"""Masks (R, N) of shown patches -> model responses (R,)."""
 
 CELLS = 14  # per side, where the model has no patches of its own: those of ViT-B/16 at 224 pixels
 SMALLEST_CELL = 8  # pixels
-TIE_BREAK = 1e-6
 
 
 @method("mda", family="perturbation", citation="Walker et al., ICLR 2025")
@@ -129,104 +124,3 @@ def default_guide(model: TargetModel, image: Tensor) -> Method | None:
     able = model.structure(image.shape[1:]).capabilities
     guides = [METHODS[name]() for name in ("bidirectional", "grad_cam") if name in METHODS]
     return next((guide for guide in guides if guide.needs <= able), None)
-
-
-def cell_indices(size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
-    """Which cell of the grid each pixel (H, W) belongs to; cells differ by a pixel where they do not tile the image."""
-    rows, columns = (torch.arange(side) * cells // side for side, cells in zip(size, grid, strict=True))
-    return rows[:, None] * grid[1] + columns
-
-
-def shown_first(order: Tensor) -> Tensor:
-    """Masks (N + 1, N) that show the first 0, 1, ..., N patches of an order."""
-    ranks = order.argsort()
-    return ranks[None] < torch.arange(len(order) + 1)[:, None]
-
-
-@dataclass
-class Responses:
-    """The model's responses to one image with some patches shown; nothing is asked twice."""
-
-    model: TargetModel
-    image: Tensor  # (1, C, H, W)
-    blank: Tensor  # (1, C, H, W)
-    label: Tensor  # (1,)
-    cells: Tensor  # (H, W)
-    known: dict[bytes, float] = field(default_factory=dict)
-
-    def __call__(self, masks: Tensor) -> Tensor:
-        """Responses (R,) to masks (R, N)."""
-        keys = [mask.numpy().tobytes() for mask in masks]
-        new = [row for row, key in enumerate(keys) if key not in self.known]
-        for row, score in zip(new, self._ask(masks[new]) if new else [], strict=True):
-            self.known[keys[row]] = score
-        return torch.tensor([self.known[key] for key in keys])
-
-    def _ask(self, masks: Tensor) -> list[float]:
-        def run(part: slice) -> Tensor:
-            keep = masks[part].to(self.cells.device)[:, self.cells]  # (r, H, W)
-            return self.model.scores(blend(self.image, self.blank, keep), self.label.expand(len(keep)))
-
-        answers: list[float] = torch.cat(self.model.chunks.run(run, len(masks))).tolist()
-        return answers
-
-
-def greedy(ask: Ask, places: Sequence[int], count: int, window: int, enough: float = math.inf) -> list[int]:
-    """Of `count` patches, the given `places` by how much each raises the response; it ends at `enough` (eq. 4).
-
-    Each step looks at the `window` first that are free; of equal answers, the first wins.
-    """
-    left, taken = list(places), []
-    shown = torch.zeros(1, count, dtype=torch.bool)
-    response = float(ask(shown))
-    while left and response < enough:
-        candidates = torch.tensor(left[:window])
-        answers = ask(shown.repeat(len(candidates), 1).scatter_(1, candidates[:, None], True))
-        best = int(answers.argmax())
-        response = float(answers[best])
-        taken.append(left.pop(best))
-        shown[0, taken[-1]] = True
-    return taken
-
-
-@dataclass(frozen=True)
-class Order:
-    """What the search found about one image.
-
-    Attributes:
-        places: patches (N,), most important first.
-        inserted: responses (N + 1,) to the first 0, ..., N of them on the insertion reference.
-        deleted: responses (N + 1,) without the first 0, ..., N of them on the deletion reference.
-        grid: rows and columns of patches.
-    """
-
-    places: Tensor
-    inserted: Tensor
-    deleted: Tensor
-    grid: tuple[int, int]
-
-    def values(self, gamma: float = 0.0, kappa: float = 0.005) -> Tensor:
-        """Patch values (h, w), strictly falling along the order."""
-        rising = (normalised(self.inserted) + 1 - normalised(self.deleted.flip(0)).flip(0)) / 2  # eq. 7
-        magnitudes = densify(order_weighted(concave_increments(rising)), gamma, kappa)  # (N,)
-        return torch.zeros_like(magnitudes).scatter_(0, self.places, magnitudes).view(self.grid)
-
-
-def normalised(responses: Tensor) -> Tensor:
-    """A rising curve (N + 1,) from 0 to 1 by its ends, clipped and made monotone, as the MAS metric reads it."""
-    responses = responses.double()
-    span = (responses[-1] - responses[0]).abs().clamp(min=1e-12)
-    return ((responses - responses[0]) / span).clamp(0, 1).cummax(dim=0).values
-
-
-def order_weighted(increments: Tensor) -> Tensor:
-    """`D_i + D_i (N - i) / N` (eq. 10), with a trace of the order where the increments (N,) are zero."""
-    count = len(increments)
-    left = torch.arange(count - 1, -1, -1, dtype=increments.dtype) / count  # (N - i) / N
-    return increments * (1 + left) + TIE_BREAK * (left + 1 / count)
-
-
-def densify(sparse: Tensor, gamma: float, kappa: float) -> Tensor:
-    """Between the sparse values (N,) and their order, from `kappa` on (eq. 11-12)."""
-    left = torch.arange(len(sparse) - 1, -1, -1, dtype=sparse.dtype) / len(sparse)
-    return (1 - gamma) * sparse + gamma * torch.where(sparse >= kappa, left, sparse)
