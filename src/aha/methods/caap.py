@@ -87,7 +87,7 @@ class TokenPatcher:
     def outputs(self, image: Tensor, blank: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Outputs (N, K), one row for each patch, and the grid of patches."""
         method, model = self._method, self._model
-        patching, grid = self._patching(image)
+        patching, grid = self.patching(image)
         refusal = model.block_limits(image.shape[1:]).attention
         if method.form == "efficient" and (refusal or patching.all_live):
             why = refusal or "its head reads places, not only a class token"
@@ -102,7 +102,8 @@ class TokenPatcher:
         summarise = method.form == "efficient"
         return parallel(model, image, source, self._blank_states, patching, summarise=summarise), grid
 
-    def _patching(self, image: Tensor) -> tuple[Patching, tuple[int, int]]:
+    def patching(self, image: Tensor) -> tuple[Patching, tuple[int, int]]:
+        """Who is replaced in images of this size, and the grid of patches."""
         structure = self._model.structure(image.shape[1:])
         layout = structure.blocks[0].layout
         inside = neighbours(layout.grid, self._method.neighbourhood).to(image.device)  # (N, N)
