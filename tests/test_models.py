@@ -1236,7 +1236,6 @@ SPELLINGS: dict[str, list[Callable[[Tensor], Tensor]]] = {
     "matmul": [lambda x: x @ x, lambda x: torch.matmul(x, x), lambda x: x.matmul(x)],
     "scaled_dot_product_attention": [lambda x: F.scaled_dot_product_attention(x, x, x)],
     "max_pool2d": [nn.MaxPool2d(2), lambda x: F.max_pool2d(x, 2)],
-    "tanh": [nn.Tanh(), torch.tanh, Tensor.tanh],
     "hardsigmoid": [nn.Hardsigmoid(), F.hardsigmoid],
     "rms_norm": [lambda x: F.rms_norm(x, (8,))],
     "group_norm": [nn.GroupNorm(3, 3)],

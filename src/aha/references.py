@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
@@ -23,6 +24,7 @@ from torchvision.transforms.functional import gaussian_blur
 
 from aha.errors import SpecError
 from aha.models import TargetModel
+from aha.preprocessing import Preprocessing
 from aha.registry import Registry
 from aha.spec import Spec, parse
 
@@ -56,6 +58,20 @@ def reference(name: str) -> Callable[[R], R]:
 def load_reference(spec: str | Reference) -> Reference:
     """A reference from its text; a reference passes through."""
     return spec if isinstance(spec, Reference) else parse(spec, REFERENCES)
+
+
+def reference_inputs(chosen: Reference, model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
+    """What stands in for removed pixels, as model inputs (B, C, H, W).
+
+    A module that states no normalisation is taken to see pixels as they are: for it, black is 0 and white is 1.
+    """
+    if model.preprocessing is None:
+        model = copy(model)  # the wrapper only: the module, its lock and its counts are shared
+        model.preprocessing = Preprocessing((inputs.shape[-2], inputs.shape[-1]), mean=(0.0,), std=(1.0,))
+    found = model.to_inputs(chosen(model, model.to_pixels(inputs), classes))
+    if not found.isfinite().all():
+        raise SpecError(f"{chosen} does not hide the class of every image; choose another reference, such as blur")
+    return found
 
 
 @reference("black")
@@ -183,6 +199,27 @@ class Noise(Reference):
         """The noise."""
         generator = torch.Generator().manual_seed(self.seed)
         return torch.rand(pixels.shape[1:], generator=generator).to(pixels).expand_as(pixels)
+
+
+@reference("blurred_noise")
+@dataclass(frozen=True)
+class BlurredNoise(Reference):
+    """Uniform noise, blurred and stretched to the full range again; the same for every image of one size."""
+
+    kernel: int = 31
+    sigma: float = 10.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_kernel(self.name, self.kernel, self.sigma)
+
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """The blurred noise."""
+        noise = Noise(self.seed)(model, pixels[:1], classes[:1])
+        smooth = Blur(self.kernel, self.sigma)(model, noise, classes[:1])
+        low, high = smooth.amin(), smooth.amax()
+        return ((smooth - low) / (high - low).clamp(min=1e-12)).expand_as(pixels)
 
 
 @reference("image")

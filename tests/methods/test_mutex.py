@@ -32,11 +32,11 @@ def test_kept_tokens_are_all_there_is(vit: Vit) -> None:
     generator = np.random.default_rng(0)
     kept = generator.random((4, 16)) < np.array([0.3, 0.5, 0.5, 1.0])[:, None]
     model, before = load_model(module, batch_size=3), snapshot(module)
-    found = model.outputs_of_tokens(images, torch.from_numpy(kept))
+    found = model.outputs_of_kept_tokens(images, torch.from_numpy(kept))
     expected = torch.cat([with_fewer_tokens(module, image, k, prefix) for image, k in zip(images, kept, strict=True)])
     agrees(found, expected, 1e-9)
     assert changes(before, snapshot(module)) == []
-    agrees(model.outputs_of_tokens(images, torch.ones(4, 16, dtype=torch.bool)), model.outputs(images), 1e-9)
+    agrees(model.outputs_of_kept_tokens(images, torch.ones(4, 16, dtype=torch.bool)), model.outputs(images), 1e-9)
 
 
 @pytest.mark.parametrize("pool", ["token", "avg", "map"])
@@ -49,7 +49,7 @@ def test_dropped_tokens_do_not_matter_where_positions_are_rotations(pool: str, i
     kept[:, 5] = False  # second row, second column
     other = images.clone()
     other[..., 8:16, 8:16] += 1
-    agrees(model.outputs_of_tokens(other, kept), model.outputs_of_tokens(images, kept), 1e-5)
+    agrees(model.outputs_of_kept_tokens(other, kept), model.outputs_of_kept_tokens(images, kept), 1e-5)
     assert not torch.allclose(model.outputs(other), model.outputs(images), rtol=1e-3)
 
 
@@ -59,8 +59,8 @@ def test_tokens_of_other_makes_are_dropped(build: type[nn.Module], images: Tenso
     kept = torch.arange(16).expand(4, 16) % 3 > 0
     other = images.clone()
     other[..., :8, :8] += 1  # the first patch, which is dropped
-    agrees(model.outputs_of_tokens(other, kept), model.outputs_of_tokens(images, kept), 1e-5)
-    assert not torch.allclose(model.outputs_of_tokens(images, kept), model.outputs(images), rtol=1e-3)
+    agrees(model.outputs_of_kept_tokens(other, kept), model.outputs_of_kept_tokens(images, kept), 1e-5)
+    assert not torch.allclose(model.outputs_of_kept_tokens(images, kept), model.outputs(images), rtol=1e-3)
 
 
 def slow_masks(layers: list[np.ndarray], min_cut: float, ratio: float) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ from aha.methods import (
     attention_flow,
     attention_ig,
     bidirectional,
+    caap,
     center_map,
     edge_map,
     eigen_cam,
@@ -29,6 +30,7 @@ from aha.methods import (
     legrad,
     libra_ixg_plus,
     lime,
+    mda,
     mutex,
     occlusion,
     random_map,
@@ -40,9 +42,11 @@ from aha.methods import (
     simple_deletion,
     simple_insertion,
     smooth,
+    tis,
     transformer_attribution,
     transition_attention,
     var,
+    vit_cx,
 )
 from aha.methods.base import METHODS, Method, check_fit, list_methods, load_method, method
 
@@ -55,6 +59,7 @@ __all__ = [
     "attention_flow",
     "attention_ig",
     "bidirectional",
+    "caap",
     "center_map",
     "check_fit",
     "edge_map",
@@ -80,6 +85,7 @@ __all__ = [
     "lime",
     "list_methods",
     "load_method",
+    "mda",
     "method",
     "mutex",
     "occlusion",
@@ -92,7 +98,9 @@ __all__ = [
     "simple_deletion",
     "simple_insertion",
     "smooth",
+    "tis",
     "transformer_attribution",
     "transition_attention",
     "var",
+    "vit_cx",
 ]

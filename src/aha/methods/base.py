@@ -7,7 +7,7 @@ important, at the method's own resolution: only `aha.explain` resizes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Self, TypeVar
 
@@ -139,3 +139,15 @@ def layers_from(chosen: Method, layers: Sequence[T], start: int) -> Sequence[T]:
 def seeded_generator(seed: int | None) -> torch.Generator:
     """A generator of one's own, on the CPU, so that every device draws the same numbers."""
     return torch.Generator().manual_seed(0 if seed is None else seed % 2**63)
+
+
+def runs_of_one_image(images: Tensor) -> Iterator[slice]:
+    """Rows of the batch (B, C, H, W) that show the same image, one slice each: several classes of it can share passes.
+
+    A caller's classes of one image follow each other, so that neighbours are all that has to be compared.
+    """
+    start = 0
+    for row in range(1, len(images) + 1):
+        if row == len(images) or not torch.equal(images[row], images[start]):
+            yield slice(start, row)
+            start = row

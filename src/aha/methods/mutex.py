@@ -50,7 +50,7 @@ class Mutex(Method):
         series = degrees(patches.double(), self.min_cut)  # (B, 6, L, N)
         kept = best_nodes(statistics(series), self.token_ratio).flatten(1, 2)  # (B, 54, N)
         repeats = kept.shape[1]
-        outputs = model.outputs_of_tokens(images.repeat_interleave(repeats, dim=0), kept.flatten(0, 1))
+        outputs = model.outputs_of_kept_tokens(images.repeat_interleave(repeats, dim=0), kept.flatten(0, 1))
         scores = model.score(outputs, classes.repeat_interleave(repeats)).view(len(images), repeats)
         masks = kept.to(scores.dtype)
         values = torch.einsum("bm,bmn->bn", scores, masks) / masks.sum(dim=1).clamp(min=1)

@@ -1,8 +1,9 @@
 """The only code that knows model internals."""
 
+from aha.models.blocks import Block, BlockStates
 from aha.models.load import load_model
 from aha.models.sources import list_sources
 from aha.models.target import TargetModel
 from aha.models.tracing import Trace
 
-__all__ = ["TargetModel", "Trace", "list_sources", "load_model"]
+__all__ = ["Block", "BlockStates", "TargetModel", "Trace", "list_sources", "load_model"]

@@ -18,7 +18,11 @@ from einops import rearrange
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from aha.errors import CapabilityError
+
 OnAttention = Callable[[Tensor], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Scaled queries (B, h, T, d), keys (B, h, S, d) and values -> mixed values (B, h, T, d)."""
 
 _SOFTMAX = {torch.softmax, torch.Tensor.softmax, F.softmax, torch.special.softmax}
 _SDPA = F.scaled_dot_product_attention
@@ -46,6 +50,56 @@ class AttentionTap(TorchFunctionMode):
         return result
 
 
+class AttentionSwap(TorchFunctionMode):
+    """Calls `attend` in place of every fused attention; attention written out by hand cannot be replaced."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.attend = attend
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _SDPA:
+            return other_attention(*args, **kwargs, attend=self.attend)
+        if func is _MULTI_HEAD and not _has_rare_options(args, kwargs):
+            return explicit_multi_head(*args, **kwargs, attend=self.attend)
+        result = func(*args, **kwargs)
+        if func in _SOFTMAX and result.dim() >= 3 and _dim(args, kwargs) in (-1, result.dim() - 1):
+            raise CapabilityError("its attention is written out by hand, which hides its keys and values")
+        return result
+
+
+def other_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    attend: Attend,
+) -> Tensor:
+    """`attend` with the arguments of `scaled_dot_product_attention`."""
+    if attn_mask is not None or is_causal:
+        raise CapabilityError("its attention depends on the places of its tokens (a mask or relative positions)")
+    query, key, value = _scaled(query, key, value, scale, enable_gqa)
+    return attend(query, key, value)
+
+
+def _scaled(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries times their scale, with as many heads of keys and values as there are of queries."""
+    if enable_gqa:  # grouped queries: each key and value head serves several query heads
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = (x.repeat_interleave(repeats, dim=-3) for x in (key, value))
+    return query * (query.shape[-1] ** -0.5 if scale is None else scale), key, value
+
+
 def explicit_attention(
     query: Tensor,
     key: Tensor,
@@ -59,11 +113,8 @@ def explicit_attention(
     on_attention: OnAttention,
 ) -> Tensor:
     """`scaled_dot_product_attention` with its attention matrix (..., T, S) in the open."""
-    if enable_gqa:  # grouped queries: each key and value head serves several query heads
-        repeats = query.shape[-3] // key.shape[-3]
-        key, value = (x.repeat_interleave(repeats, dim=-3) for x in (key, value))
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    logits = (query * scale) @ key.transpose(-2, -1)  # (..., T, S)
+    query, key, value = _scaled(query, key, value, scale, enable_gqa)
+    logits = query @ key.transpose(-2, -1)  # (..., T, S)
     if is_causal:
         attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
     if attn_mask is not None:
@@ -101,9 +152,10 @@ def explicit_multi_head(
     average_attn_weights: bool = True,
     is_causal: bool = False,
     *,
-    on_attention: OnAttention,
+    on_attention: OnAttention | None = None,
+    attend: Attend | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`multi_head_attention_forward` with its attention matrix (B, h, T, S) in the open."""
+    """`multi_head_attention_forward` with its attention matrix (B, h, T, S) in the open, or with other mixing."""
     separate = (q_proj_weight, k_proj_weight, v_proj_weight)
     weights = separate if in_proj_weight is None else in_proj_weight.chunk(3)
     biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
@@ -113,10 +165,13 @@ def explicit_multi_head(
         return rearrange(F.linear(x, weight, bias), "t b (h d) -> b h t d", h=num_heads)
 
     q, k, v = (heads(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+    if attend is not None:
+        mixed = rearrange(other_attention(q, k, v, attn_mask, attend=attend), "b h t d -> t b (h d)")
+        return F.linear(mixed, out_proj_weight, out_proj_bias), None
     seen: list[Tensor] = []
 
     def keep(matrix: Tensor) -> Tensor:
-        seen.append(on_attention(matrix))
+        seen.append(matrix if on_attention is None else on_attention(matrix))
         return seen[-1]
 
     mixed = explicit_attention(q, k, v, attn_mask, dropout_p if training else 0.0, on_attention=keep)

@@ -38,7 +38,6 @@ OPERATIONS: dict[str, tuple[Any, ...]] = {
     "tanh": (torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_, F.tanh),
     "sigmoid": (torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_, F.sigmoid),
     "softmax": (F.softmax, torch.softmax, Tensor.softmax),
-    "tanh": (torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_, F.tanh),
     "hardsigmoid": (F.hardsigmoid,),
     "layer_norm": (F.layer_norm, torch.layer_norm),
     "rms_norm": (F.rms_norm, torch.rms_norm),

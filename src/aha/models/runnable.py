@@ -147,10 +147,15 @@ class RunnableModel:
 
     def _forward(self, inputs: Tensor, rows: int | None = None) -> Tensor:
         """Raw outputs of one pass; `rows` of them where that is not the number of inputs."""
-        # A copy, because a model may work in place on its input, and the caller's tensor is not ours to change.
-        outputs = read_outputs(self.module(inputs.to(self.dtype).clone()), self._output)
+        outputs = self._answer(inputs)
         if len(outputs) != (len(inputs) if rows is None else rows):
             raise ModelError(f"{self.spec} returned {len(outputs)} rows for {len(inputs)} images")
+        return outputs
+
+    def _answer(self, inputs: Tensor) -> Tensor:
+        """Outputs of one forward pass, as many rows as the model may give."""
+        # A copy, because a model may work in place on its input, and the caller's tensor is not ours to change.
+        outputs = read_outputs(self.module(inputs.to(self.dtype).clone()), self._output)
         self._num_classes = self.score.num_classes(outputs)
         return outputs.float() if outputs.dtype in _HALF.values() else outputs
 

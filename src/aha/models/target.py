@@ -14,23 +14,22 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aha.errors import CapabilityError, ModelError
 from aha.models.attention import AttentionTap
-from aha.models.dropping import only_tokens
+from aha.models.blocks import stepped
 from aha.models.hooks import autograd, first_tensor, hooked, slopes, swapped_forward, with_first_tensor
-from aha.models.memory import Chunks, is_out_of_memory
+from aha.models.memory import Chunks
+from aha.models.parts import PartedModel
 from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
-from aha.models.runnable import RunnableModel
 from aha.models.structure import Structure, probe
-from aha.models.tracing import SharedTrace, Trace, Tracer, replaced_features
+from aha.models.tracing import SharedTrace, Trace, Tracer
 from aha.rows import distinct_rows
 from aha.scores import Score
 
 
-class TargetModel(RunnableModel):
+class TargetModel(PartedModel):
     """A classifier that can be read and temporarily changed, and that is afterwards what it was.
 
     Only this class and its neighbours in `aha.models` know model internals.
@@ -48,10 +47,6 @@ class TargetModel(RunnableModel):
 
     @cached_property
     def _readouts(self) -> dict[tuple[int, ...], Tensor]:
-        return {}
-
-    @cached_property
-    def _restarts(self) -> dict[tuple[int, ...], bool]:
         return {}
 
     # Reading it
@@ -211,42 +206,6 @@ class TargetModel(RunnableModel):
             tracer.run(lambda: self._forward(images), len(images), features=stages)
         return [trace.features[stage][where] for stage in stages], trace.outputs[where]
 
-    def outputs_from_features(self, image: Tensor, stage: int, maps: Tensor) -> Tensor:
-        """Outputs (m, K) for one image (C, H, W) when the stage returns each of `maps` (m, C, h, w) instead of its own.
-
-        What lies before the stage is run once for all of them, wherever the model's later part takes the larger batch.
-        """
-        key = (*image.shape, stage)
-        if key not in self._restarts:
-            self._restarts[key] = self._can_restart(image.shape, stage)
-        copies = 1 if self._restarts[key] else len(maps)
-        self.passes["forward"] += copies
-        return self._outputs_from_features(image.expand(copies, *image.shape), stage, maps)
-
-    def _outputs_from_features(self, images: Tensor, stage: int, maps: Tensor) -> Tensor:
-        site = self.structure(images.shape[1:]).stages[stage]
-        with (
-            self.undisturbed(),
-            autograd(False),
-            self._autocast(),
-            replaced_features(self.module, site, maps),
-        ):
-            return self._forward(images.to(self.device), rows=len(maps))
-
-    def _can_restart(self, shape: Sequence[int], stage: int) -> bool:
-        """Does one image whose stage returns a batch of maps give the same outputs as a batch of images does?"""
-        noise = torch.randn((3, *shape), generator=torch.Generator().manual_seed(2)).to(self.device)
-        with self._uncounted():
-            (maps,), _ = self.features(noise, [stage])
-            expected = self._outputs_from_features(noise[:1].expand_as(noise), stage, maps)
-            try:
-                found = self._outputs_from_features(noise[:1], stage, maps)
-            except (RuntimeError, ValueError, IndexError, ModelError) as error:
-                if is_out_of_memory(error):
-                    raise
-                return False
-        return bool((found - expected).abs().max() <= 1e-3 * expected.abs().max())
-
     @cached_property
     def class_vectors(self) -> Tensor:
         """The classifier's own weights (K, D), one vector per output: those of the last linear layer that is run."""
@@ -279,45 +238,11 @@ class TargetModel(RunnableModel):
         return self._outputs_from_tokens(self.structure(images.shape[1:]), images, tokens)
 
     def _outputs_from_tokens(self, structure: Structure, images: Tensor, tokens: Tensor) -> Tensor:
-        first_name = structure.blocks[0].name
-        parts = dict(self.module.named_modules())
-        in_tuple = structure.blocks[0].in_tuple
+        def hand_in(index: int, before: Tensor, _block: object) -> Tensor:
+            return tokens if index == 0 else before
 
-        def hand_in(*_args: Any, **_kwargs: Any) -> Any:
-            return (tokens,) if in_tuple else tokens
-
-        def pass_on(x: Tensor, *_args: Any, **_kwargs: Any) -> Any:
-            return (x,) if in_tuple else x
-
-        forwards: dict[nn.Module, Callable[..., Any]] = {parts[site.name]: pass_on for site in structure.blocks}
-        forwards[parts[first_name]] = hand_in  # also right for one block used again and again: it never changes
-        with self.undisturbed(), autograd(tokens.requires_grad), swapped_forward(forwards):
+        with self.undisturbed(), autograd(tokens.requires_grad), stepped(self.module, structure, hand_in):
             return self._forward(images.to(self.device))
-
-    def outputs_of_tokens(self, images: Tensor, kept: Tensor) -> Tensor:
-        """Outputs (B, K) with the patch tokens outside `kept` (B, N) dropped before the first block; without a graph.
-
-        Prefix tokens, such as the class token, always stay.
-        """
-        structure = self.structure(images.shape[1:])
-        prefix = structure.blocks[0].layout.prefix
-        kept = F.pad(kept.to(self.device), (prefix, 0), value=True)  # (B, T)
-        images, counts = images.to(self.device), kept.sum(dim=1)
-        self.passes["forward"] += len(images)
-        outputs: Tensor | None = None
-        with self.undisturbed(), autograd(False), self._autocast():
-            for count in sorted(set(counts.tolist())):
-                alike = (counts == count).nonzero()[:, 0]
-
-                def run(part: slice, alike: Tensor = alike) -> Tensor:
-                    with only_tokens(self.module, structure, kept[alike[part]]):
-                        return self._forward(images[alike[part]])
-
-                found = torch.cat(self.chunks.run(run, len(alike)))
-                outputs = found.new_zeros(len(images), found.shape[1]) if outputs is None else outputs
-                outputs[alike] = found
-        assert outputs is not None
-        return outputs
 
     # Changing it, for the duration of a block
 

@@ -1,0 +1,144 @@
+"""CAAP: the score that the inner activations of one neighbourhood bring about in the run of a blank image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from aha.errors import CapabilityError, SpecError
+from aha.methods.base import Method, method, runs_of_one_image
+from aha.methods.patching import Neighbourhood, Patching, neighbours, parallel, patchwise
+from aha.models import TargetModel
+from aha.references import Reference, White, reference_inputs
+
+
+@method("caap", family="perturbation", needs={"features"}, citation="Izadi et al., 2026")
+@dataclass(frozen=True)
+class CAAP(Method):
+    """Class score of a blank image's run whose states h^first ... h^last are, around one patch, the image's (eq. 2-3).
+
+    Three ways to compute it in a transformer that reads its class token:
+
+    - "parallel" (section 3.3.1): one class token for each patch, all in one pass, with attention to the image's keys
+      inside the neighbourhood and to blank keys outside. The same map as "patchwise", up to rounding;
+    - "patchwise" (algorithm 1): whole sequences of tokens, one for each patch; the slow original;
+    - "efficient" (E-CAAP, eq. 8-9): as "parallel", but all blank tokens are one key and one value, found from the
+      blank run. An approximation. The paper defines it for the class token; tokens of the neighbourhood that are
+      followed after `last` use their own blank query.
+
+    The paper says of the parallel form that only class tokens are followed, and that it equals eq. 3; but algorithm 1
+    also follows the neighbourhood's tokens after `last`. `late="live"` does so, in every form; `late="source"` leaves
+    them as they are in the image's own run, so that `last` has no effect. The two differ unless `last` is the depth.
+
+    A head that reads places, not only the class token, needs all tokens after `last`, which is patchwise. Models whose
+    attention is written out by hand hide their keys and values and are computed patchwise too. In convolutional
+    networks (the paper gives results, not the procedure) the neighbourhood is that of the feature map at two thirds of
+    the stages, or at the stage number `last`, and the rest of the network follows.
+
+    Attributes:
+        form: see above.
+        neighbourhood: "none" for the patch alone, "3x3", "5x5", or "manhattan" for the four next to it.
+        late: see above.
+        first: 0 is the tokens that enter the first block.
+        last: l_e, at most the number of blocks; None for two thirds of them, rounded up.
+        blank: the neutral image; the paper's are white, black, mean, noise and blurred_noise.
+    """
+
+    form: Literal["parallel", "patchwise", "efficient"] = "parallel"
+    neighbourhood: Neighbourhood = "3x3"
+    late: Literal["live", "source"] = "live"
+    first: int = 0
+    last: int | None = None
+    blank: Reference = field(default_factory=White)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.first < 0 or (self.last is not None and self.last < self.first):
+            raise SpecError(f"caap: 0 <= first <= last is needed, not first={self.first}, last={self.last}")
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        has_tokens = "tokens" in model.structure(images.shape[1:]).capabilities
+        inner = TokenPatcher(self, model) if has_tokens else FeaturePatcher(self, model)
+        blanks = reference_inputs(self.blank, model, images, classes)  # (B, C, H, W)
+        maps = []
+        for rows in runs_of_one_image(torch.cat([images, blanks], dim=1)):  # its classes share the passes
+            outputs, grid = inner.outputs(images[rows][:1], blanks[rows][:1])  # (N, K)
+            maps += [model.score(outputs, label.expand(len(outputs))).view(grid) for label in classes[rows]]
+        return torch.stack(maps)  # (B, h, w)
+
+    def last_of(self, count: int, what: str) -> int:
+        """The last level of which activations are taken, of `count`."""
+        last = -(-2 * count // 3) if self.last is None else self.last
+        if last > count or self.first > last or self.first == count:
+            raise SpecError(f"caap: first={self.first} and last={last} do not fit a model of {count} {what}")
+        return last
+
+
+class TokenPatcher:
+    """CAAP in transformers; remembers the blank run from image to image."""
+
+    def __init__(self, method: CAAP, model: TargetModel) -> None:
+        self._method, self._model = method, model
+        self._blank = torch.empty(0)
+
+    def outputs(self, image: Tensor, blank: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Outputs (N, K), one row for each patch, and the grid of patches."""
+        method, model = self._method, self._model
+        patching, grid = self.patching(image)
+        refusal = model.block_limits(image.shape[1:]).attention
+        if method.form == "efficient" and (refusal or patching.all_live):
+            why = refusal or "its head reads places, not only a class token"
+            raise CapabilityError(f"caap(form='efficient') does not fit {model.spec}: {why}; leave out form")
+        is_patchwise = method.form == "patchwise" or bool(refusal) or patching.all_live
+        if not torch.equal(blank, self._blank):
+            self._blank_states = model.block_states(blank, attention=not is_patchwise)
+            self._blank = blank
+        source = model.block_states(image, attention=not is_patchwise)
+        if is_patchwise:
+            return patchwise(model, image, source, self._blank_states, patching), grid
+        summarise = method.form == "efficient"
+        return parallel(model, image, source, self._blank_states, patching, summarise=summarise), grid
+
+    def patching(self, image: Tensor) -> tuple[Patching, tuple[int, int]]:
+        """Who is replaced in images of this size, and the grid of patches."""
+        structure = self._model.structure(image.shape[1:])
+        layout = structure.blocks[0].layout
+        inside = neighbours(layout.grid, self._method.neighbourhood).to(image.device)  # (N, N)
+        inside = torch.cat([inside.new_zeros(len(inside), layout.prefix), inside], dim=1)  # (N, T)
+        readers = self._model.readout(image.shape[1:]).nonzero().flatten()
+        patching = Patching(
+            inside,
+            readers,
+            prefix=layout.prefix,
+            first=self._method.first,
+            last=self._method.last_of(len(structure.blocks), "blocks"),
+            live=self._method.late == "live",
+            all_live=bool((readers >= layout.prefix).any()),
+        )
+        return patching, layout.grid
+
+
+class FeaturePatcher:
+    """CAAP in convolutional networks: the rest of the network follows a mixed feature map."""
+
+    def __init__(self, method: CAAP, model: TargetModel) -> None:
+        self._method, self._model = method, model
+
+    def outputs(self, image: Tensor, blank: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Outputs (N, K), one row for each place of the feature map, and its size."""
+        model, method = self._model, self._method
+        if method.form == "efficient":
+            raise CapabilityError(f"caap(form='efficient') needs tokens; {model.spec} has none; leave out form")
+        stage = max(0, method.last_of(len(model.structure(image.shape[1:]).stages), "stages") - 1)
+        (maps,), _ = model.features(torch.cat([image, blank]), [stage])  # (2, C, h, w)
+        grid = (maps.shape[-2], maps.shape[-1])
+        inside = neighbours(grid, method.neighbourhood).to(image.device).view(-1, 1, *grid)  # (N, 1, h, w)
+
+        def run(part: slice) -> Tensor:
+            mixed = torch.where(inside[part], maps[0], maps[1])  # (n, C, h, w)
+            return model.outputs_from_features(blank[0], stage, mixed)
+
+        return torch.cat(model.chunks.run(run, len(inside))), grid

@@ -1,0 +1,77 @@
+"""Greedy search for an order of patches, with the model's responses as the judge.
+
+Shapes: N patches of one image; masks (R, N), true where the image shows; responses (R,).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from aha.models import TargetModel
+from aha.perturbation import blend
+
+Ask = Callable[[Tensor], Tensor]
+"""Masks (R, N) of shown patches -> model responses (R,)."""
+
+
+def cell_indices(size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """Which cell of the grid each pixel (H, W) belongs to; cells differ by a pixel where they do not tile the image."""
+    rows, columns = (torch.arange(side) * cells // side for side, cells in zip(size, grid, strict=True))
+    return rows[:, None] * grid[1] + columns
+
+
+def shown_first(order: Tensor) -> Tensor:
+    """Masks (N + 1, N) that show the first 0, 1, ..., N patches of an order."""
+    ranks = order.argsort()
+    return ranks[None] < torch.arange(len(order) + 1)[:, None]
+
+
+@dataclass
+class Responses:
+    """The model's responses to one image with some patches shown; nothing is asked twice."""
+
+    model: TargetModel
+    image: Tensor  # (1, C, H, W)
+    blank: Tensor  # (1, C, H, W)
+    label: Tensor  # (1,)
+    cells: Tensor  # (H, W)
+    known: dict[bytes, float] = field(default_factory=dict)
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        """Responses (R,) to masks (R, N)."""
+        keys = [mask.numpy().tobytes() for mask in masks]
+        new = [row for row, key in enumerate(keys) if key not in self.known]
+        for row, score in zip(new, self._ask(masks[new]) if new else [], strict=True):
+            self.known[keys[row]] = score
+        return torch.tensor([self.known[key] for key in keys])
+
+    def _ask(self, masks: Tensor) -> list[float]:
+        def run(part: slice) -> Tensor:
+            keep = masks[part].to(self.cells.device)[:, self.cells]  # (r, H, W)
+            return self.model.scores(blend(self.image, self.blank, keep), self.label.expand(len(keep)))
+
+        answers: list[float] = torch.cat(self.model.chunks.run(run, len(masks))).tolist()
+        return answers
+
+
+def greedy(ask: Ask, places: Sequence[int], count: int, window: int, enough: float = math.inf) -> list[int]:
+    """Of `count` patches, the given `places` by how much each raises the response; it ends at `enough` (eq. 4).
+
+    Each step looks at the `window` first that are free; of equal answers, the first wins.
+    """
+    left, taken = list(places), []
+    shown = torch.zeros(1, count, dtype=torch.bool)
+    response = float(ask(shown))
+    while left and response < enough:
+        candidates = torch.tensor(left[:window])
+        answers = ask(shown.repeat(len(candidates), 1).scatter_(1, candidates[:, None], True))
+        best = int(answers.argmax())
+        response = float(answers[best])
+        taken.append(left.pop(best))
+        shown[0, taken[-1]] = True
+    return taken
