@@ -1,4 +1,4 @@
-"""The demo: real photographs, a real ImageNet network and several methods, offline, in under a minute."""
+"""The demo: real photographs, a real ImageNet network and several methods, offline, in a minute or two."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ PHOTOGRAPHS = {
 """Files that scikit-image carries in its package, so that nothing is downloaded, and what they show."""
 
 METHODS = {
-    "grad_cam": "Where the deepest feature maps speak for the class. Coarse, calm, and the one to read first.",
+    "grad_cam": "Where the deepest feature maps speak for the class. Coarse and calm: the usual first look.",
+    "aha": "A small network, trained once for this model, draws what Deletion and Insertion will find: one pass.",
+    "aha(refine=3)": "The same after three gradient steps for this picture and class: slower, and closer to the truth.",
     "integrated_gradients(steps=20)": "What each pixel adds to the score (red) or takes from it (blue) on the way from "
     "plain grey to the picture.",
-    "smooth(gradient)": "Where a small change would move the score most: the gradient, averaged over 20 noisy copies.",
     "edge_map": "A control: edges of the picture, without a look at the model. A map that resembles it proves nothing.",
 }
 """Methods of the demo, and how to read each of them."""

@@ -1,0 +1,54 @@
+"""The explainer that comes with the package: small, readable, found by the demo's model, and better than Grad-CAM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import aha
+from aha.demo import MODEL, photographs
+from aha.images import read_image
+from aha.learned.library import SHIPPED, explainer_of
+from aha.learned.validation import hard_scores
+from aha.models import TargetModel, load_model
+from aha.references import Black, Blur
+
+
+@pytest.fixture(scope="module")
+def model() -> TargetModel:
+    return load_model(MODEL, device="cpu", batch_size=8)
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AHA_CACHE", str(tmp_path))
+
+
+def test_it_is_small_and_in_half_precision(model: TargetModel) -> None:
+    (folder,) = [path for path in SHIPPED.iterdir() if path.is_dir()]
+    assert folder.name == model.digest
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 4e6
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.float16}  # noqa: SIM118
+
+
+def test_it_belongs_to_the_demo_model(model: TargetModel) -> None:
+    explainer = explainer_of(model)
+    assert explainer.config.target_digest == model.digest and explainer.config.num_classes == 1000
+    assert explainer.config.encoder == "target" and explainer.config.conditioning == "head"
+    assert explainer.config.scores, "measured figures belong to a released explainer"
+
+
+def test_its_maps_are_more_faithful_than_grad_cam(model: TargetModel) -> None:
+    """On the demo's photographs, none of which it was trained on."""
+    prepare = model.stated_preprocessing()
+    inputs = torch.stack([prepare(read_image(path))[0] for path in photographs()[:4]])
+    classes = model.outputs(inputs).argmax(dim=1)
+    scores = {}
+    for method in ("aha", "aha(refine=2, steps=4)", "grad_cam"):
+        maps = aha.explain(model, inputs, method).maps
+        scores[method] = float(hard_scores(model, inputs, classes, maps, [Black(), Blur()], 6)["ins_del"].mean())
+    assert scores["aha(refine=2, steps=4)"] > scores["aha"] > scores["grad_cam"]
