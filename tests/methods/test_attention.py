@@ -75,6 +75,7 @@ def test_grad_rollout(vit: Vit, start: int, normalised: bool) -> None:
                 relevance = step / step.sum(dim=1, keepdim=True) @ relevance
             else:
                 relevance = relevance + step @ relevance
+        relevance = relevance if normalised else relevance - eye_like(relevance)
         expected.append(relevance[rows].mean(dim=0))
     found = native(module, images, f"grad_rollout(start_layer={start}, normalised={normalised})")
     agrees(found, grid(torch.stack(expected), prefix), 1e-9)

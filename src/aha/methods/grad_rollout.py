@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from aha.methods.base import Method, check_start_layer, layers_from, method
@@ -16,9 +18,13 @@ from aha.models import TargetModel
 class GradRollout(Method):
     """`R <- R + C^l R` from `R = I`, with `C^l = mean over heads of ReLU(dA^l * A^l)` (eq. 5-6), at the tokens read.
 
+    The map is of `R - I`. At a class token the identity says nothing of patches; where patches are averaged it would
+    add the same to each of them, and outweigh the rest.
+
     Attributes:
         start_layer: first block used, 0 being the first of all.
-        normalised: divide the rows of each `C^l + I` by their sums, as rollout does; the paper does not.
+        normalised: divide the rows of each `C^l + I` by their sums, as rollout does, and keep the identity; the
+            paper does not.
     """
 
     start_layer: int = 0
@@ -33,4 +39,13 @@ class GradRollout(Method):
         layers = layers_from(self, trace.attention, self.start_layer)  # each (B, heads, T, T)
         slopes = trace.gradients(classes, *layers)
         relevant = [(slope * matrix.detach()).relu().mean(dim=1) for slope, matrix in zip(slopes, layers, strict=True)]
-        return trace.to_grid(trace.read(roll_out(relevant, normalised=self.normalised)))  # (B, h, w)
+        rolled = roll_out(relevant) if self.normalised else accumulated(relevant)  # (B, T, T)
+        return trace.to_grid(trace.read(rolled))  # (B, h, w)
+
+
+def accumulated(layers: Sequence[Tensor]) -> Tensor:
+    """`(I + C^L) ... (I + C^1) - I` for matrices (B, T, T), without ever adding the identity: small values survive."""
+    result = torch.zeros_like(layers[0])
+    for layer in layers:
+        result = result + layer + layer @ result
+    return result
