@@ -60,17 +60,25 @@ def is_signal(x: Any, like: Any) -> bool:
     return isinstance(x, Tensor) and x.shape == like.shape and not isinstance(x, nn.Parameter)
 
 
-def product(a: Any, b: Any, value: Tensor) -> Tensor:
+def product(a: Any, b: Any) -> Tensor:
     """Elementwise `a b`: two signals get half each; a signal that is only scaled keeps all."""
-    signals = [x for x in (a, b) if isinstance(x, Tensor) and x.shape == value.shape and x.requires_grad]
-    if len(signals) == 2 and is_signal(a, b) and is_signal(b, a):
+    value = torch.mul(a, b)
+    whole = [x for x in (a, b) if isinstance(x, Tensor) and x.shape == value.shape and x.requires_grad]
+    signals = [x for x in whole if not isinstance(x, nn.Parameter)] or whole
+    if len(signals) == 2:
         return propagate(value, lambda relevance, *_: (relevance / 2, relevance / 2), a, b)
-    plain = [x for x in signals if not isinstance(x, nn.Parameter)] or signals
-    return passed_on(value, plain[0]) if plain else value
+    return passed_on(value, signals[0]) if signals else value
 
 
-def matrix_product(a: Tensor, b: Tensor, *, share: float = 0.5, epsilon: float = 0.0) -> Tensor:
-    """`a @ b`: each term in proportion to its size, `share` of it to either factor; 1 if the other is a constant."""
+def matrix_product(
+    a: Tensor, b: Tensor, linear: Callable[[Tensor, Tensor], Tensor], *, share: float = 0.5, epsilon: float = 0.0
+) -> Tensor:
+    """`a @ b`: each term in proportion to its size, `share` of it to either factor; 1 if the other is a constant.
+
+    A product with one matrix for all images is a linear layer, and has the rule of one.
+    """
+    if b.dim() == 2 < a.dim():
+        return linear(a, b.transpose(0, 1))
     value = a @ b
 
     def back(relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,6 +86,16 @@ def matrix_product(a: Tensor, b: Tensor, *, share: float = 0.5, epsilon: float =
         return a * (s @ b.transpose(-2, -1)), b * (a.transpose(-2, -1) @ s)
 
     return propagate(value, back, a, b)
+
+
+def pooled(x: Tensor, operation: Operation, *, epsilon: float | None = None) -> Tensor:
+    """An average: each input in proportion to its magnitude, or, with an epsilon, to itself."""
+
+    def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
+        size = x.abs() if epsilon is None else x
+        return (size * transposed(operation, x, quotient(relevance, operation(size), epsilon or 0.0)),)
+
+    return propagate(operation(x), back, x)
 
 
 def halves(x: Tensor, weight: Tensor, operation: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:

@@ -22,10 +22,10 @@ from aha.relevance import (
     matrix_product,
     passed_on,
     passing,
+    pooled,
     product,
     propagate,
     quotient,
-    transposed,
 )
 from aha.scores import SCORES
 
@@ -113,22 +113,15 @@ def add(a: Any, b: Any, **options: Any) -> Tensor:
 
 def mean(x: Tensor, *args: Any, **options: Any) -> Tensor:
     """Pooling: each token in proportion to what it contributes."""
-
-    def pooled(x: Tensor) -> Tensor:
-        return torch.mean(x, *args, **options)
-
-    def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
-        return (x * transposed(pooled, x, quotient(relevance, pooled(x))),)
-
-    return propagate(pooled(x), back, x)
+    return pooled(x, lambda x: torch.mean(x, *args, **options), epsilon=0.0)
 
 
 RULES: dict[str, Callable[..., Tensor]] = {
     **PASSING,
     "softmax": passing(F.softmax),
     "linear": linear,
-    "matmul": matrix_product,
+    "matmul": lambda a, b: matrix_product(a, b, linear),
     "add": add,
-    "mul": lambda a, b: product(a, b, torch.mul(a, b)),
+    "mul": product,
     "mean": mean,
 }
