@@ -8,7 +8,7 @@ need no rule: what autograd does for them, moving and adding up, is right for re
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -98,33 +98,40 @@ def pooled(x: Tensor, operation: Operation, *, epsilon: float | None = None) -> 
     return propagate(operation(x), back, x)
 
 
-def halves(x: Tensor, weight: Tensor, operation: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Sums over positive and over negative contributions of a linear operation without its bias: `z = P + N`."""
+class Layer(NamedTuple):
+    """A linear layer without its bias: what it does to inputs and weights, and its transpose.
+
+    Attributes:
+        forward: inputs x and weights to outputs.
+        back: a tensor like the outputs, weights and inputs to a tensor like the inputs.
+    """
+
+    forward: Callable[[Tensor, Tensor], Tensor]
+    back: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+DENSE = Layer(F.linear, lambda values, weight, _: values @ weight)
+
+
+def positive_sum(x: Tensor, weight: Tensor, layer: Layer) -> Tensor:
+    """Sums over the positive contributions of a layer."""
+    down = x.clamp(max=0)
+    total = layer.forward(x.clamp(min=0), weight.clamp(min=0))
+    # After a ReLU there is nothing below zero.
+    return total + layer.forward(down, weight.clamp(max=0)) if bool(down.any()) else total
+
+
+def pay(x: Tensor, weight: Tensor, layer: Layer, to_positive: Tensor, to_negative: Tensor | None = None) -> Tensor:
+    """`sum_j c+_ij p_j + c-_ij n_j`: relevance of the inputs, positive and negative contributions paid apart."""
     up, down = x.clamp(min=0), x.clamp(max=0)
     more, less = weight.clamp(min=0), weight.clamp(max=0)
-    positive, negative = operation(up, more), operation(up, less)
-    if bool(down.any()):  # after a ReLU there is nothing below zero
-        positive, negative = positive + operation(down, less), negative + operation(down, more)
-    return positive, negative
-
-
-def from_halves(
-    x: Tensor, weight: Tensor, operation: Callable[[Tensor, Tensor], Tensor], to_positive: Tensor, to_negative: Tensor
-) -> Tensor:
-    """`sum_j c+_ij p_j + c-_ij n_j`: what inputs get when positive and negative contributions are paid apart."""
-    up, down = x.clamp(min=0), x.clamp(max=0)
-    more, less = weight.clamp(min=0), weight.clamp(max=0)
-
-    def paid(part: Tensor, side: Tensor, by: Tensor) -> Tensor:
-        return part * transposed(lambda leaf: operation(leaf, side), x, by)
-
-    result = paid(up, more, to_positive)
-    if bool(to_negative.any()):
-        result = result + paid(up, less, to_negative)
+    result = up * layer.back(to_positive, more, x)
+    if to_negative is not None:
+        result = result + up * layer.back(to_negative, less, x)
     if bool(down.any()):
-        result = result + paid(down, less, to_positive)
-        if bool(to_negative.any()):
-            result = result + paid(down, more, to_negative)
+        result = result + down * layer.back(to_positive, less, x)
+        if to_negative is not None:
+            result = result + down * layer.back(to_negative, more, x)
     return result
 
 

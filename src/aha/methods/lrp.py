@@ -14,12 +14,14 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.models import TargetModel
 from aha.relevance import (
+    DENSE,
     PASSING,
-    from_halves,
-    halves,
+    Layer,
     matrix_product,
     passed_on,
+    pay,
     pooled,
+    positive_sum,
     product,
     propagate,
     quotient,
@@ -28,8 +30,6 @@ from aha.relevance import (
 
 Kind = Literal["epsilon", "gamma", "zplus", "flat", "box"]
 Preset = Literal["epsilon", "gamma", "zplus", "epsilon_plus", "epsilon_plus_flat", "epsilon_gamma_box"]
-Linear = Callable[[Tensor, Tensor], Tensor]
-"""A linear layer without its bias, of inputs and weights."""
 
 
 class Kinds(NamedTuple):
@@ -130,15 +130,16 @@ class LayerRules:
     def conv2d(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **options: Any) -> Tensor:
         """A convolution, the first of them by its own rule."""
 
-        def operation(x: Tensor, weight: Tensor) -> Tensor:
+        def forward(x: Tensor, weight: Tensor) -> Tensor:
             return F.conv2d(x, weight, None, *args, **options)
 
+        layer = Layer(forward, lambda values, weight, x: transposed(lambda leaf: forward(leaf, weight), x, values))
         kind = self.kinds.first if self._is_first else self.kinds.convolution
         self._is_first = False
         shift = None if bias is None else bias.detach().view(-1, 1, 1)
         value = F.conv2d(x, weight, bias, *args, **options)
-        output = self._layer(kind, value, x, weight.detach(), shift, operation)
-        self._last = {"output": output, "x": x, "weight": weight.detach(), "shift": shift, "operation": operation}
+        output = self._layer(kind, value, x, weight.detach(), shift, layer)
+        self._last = {"output": output, "x": x, "weight": weight.detach(), "shift": shift, "layer": layer}
         self._last["kind"] = kind
         return output
 
@@ -147,7 +148,7 @@ class LayerRules:
         self._is_first = False
         kind = self.kinds.convolution if x.dim() > 2 else self.kinds.dense
         shift = None if bias is None else bias.detach()
-        return self._layer(kind, F.linear(x, weight, bias), x, weight.detach(), shift, F.linear)
+        return self._layer(kind, F.linear(x, weight, bias), x, weight.detach(), shift, DENSE)
 
     def batch_norm(
         self,
@@ -169,7 +170,7 @@ class LayerRules:
         shift = -mean.view(-1, 1, 1) if last["shift"] is None else last["shift"] - mean.view(-1, 1, 1)
         shift = factor.view(-1, 1, 1) * shift + (0 if bias is None else bias.detach().view(-1, 1, 1))
         merged = last["weight"] * factor.view(-1, 1, 1, 1)
-        return self._layer(last["kind"], value, last["x"], merged, shift, last["operation"])
+        return self._layer(last["kind"], value, last["x"], merged, shift, last["layer"])
 
     def add(self, a: Any, b: Any, **options: Any) -> Tensor:
         """A residual connection; what does not depend on the image only shifts."""
@@ -200,18 +201,18 @@ class LayerRules:
         return pooled(x, operation, epsilon=self.epsilon if self._by_value else None)
 
     def _layer(
-        self, kind: Kind, value: Tensor, x: Tensor, weight: Tensor, shift: Tensor | None, operation: Linear
+        self, kind: Kind, value: Tensor, x: Tensor, weight: Tensor, shift: Tensor | None, layer: Layer
     ) -> Tensor:
         bias = shift if self.with_bias else None
 
         def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
             if kind == "flat":
-                return (flat_relevance(relevance, x, weight, operation),)
+                return (flat_relevance(relevance, x, weight, layer),)
             if kind == "box":
                 low, high = self._pixel_bounds(x)
-                return (box_relevance(relevance, x, weight, operation, low, high, self.epsilon),)
+                return (box_relevance(relevance, x, weight, layer, low, high, self.epsilon),)
             gamma = {"epsilon": 0.0, "gamma": self.gamma, "zplus": None}[kind]
-            return (layer_relevance(relevance, x, weight, bias, operation, gamma, self.epsilon),)
+            return (layer_relevance(relevance, x, weight, bias, layer, gamma, self.epsilon),)
 
         return propagate(value, back, x)
 
@@ -228,7 +229,7 @@ def layer_relevance(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    operation: Linear,
+    layer: Layer,
     gamma: float | None,
     epsilon: float,
 ) -> Tensor:
@@ -239,38 +240,31 @@ def layer_relevance(
     """
     shift = torch.zeros((), dtype=x.dtype, device=x.device) if bias is None else bias
     if gamma == 0:
-        paid = quotient(relevance, operation(x, weight) + shift, epsilon)
-        return x * transposed(lambda leaf: operation(leaf, weight), x, paid)
-    positive, negative = halves(x, weight, operation)
+        return x * layer.back(quotient(relevance, layer.forward(x, weight) + shift, epsilon), weight, x)
+    positive = positive_sum(x, weight, layer)
     if gamma is None:
         total = positive + shift.clamp(min=0)
-        lonely = quotient(torch.where(total == 0, relevance, 0), negative)
-        return from_halves(x, weight, operation, quotient(relevance, total), lonely)
-    total = positive + negative + shift
-    is_up = total > 0
-    favoured = torch.where(is_up, positive + shift.clamp(min=0), negative + shift.clamp(max=0))
-    paid = quotient(relevance, total + gamma * favoured, epsilon)
-    return from_halves(
-        x, weight, operation, paid * torch.where(is_up, 1 + gamma, 1), paid * torch.where(is_up, 1, 1 + gamma)
-    )
+        lost = torch.where(total == 0, relevance, 0)
+        lonely = quotient(lost, layer.forward(x, weight)) if bool(lost.any()) else None
+        return pay(x, weight, layer, quotient(relevance, total), lonely)
+    plain = layer.forward(x, weight)
+    is_up = plain + shift > 0
+    favoured = torch.where(is_up, positive + shift.clamp(min=0), plain - positive + shift.clamp(max=0))
+    paid = quotient(relevance, plain + shift + gamma * favoured, epsilon)
+    return pay(x, weight, layer, paid * torch.where(is_up, 1 + gamma, 1), paid * torch.where(is_up, 1, 1 + gamma))
 
 
-def flat_relevance(relevance: Tensor, x: Tensor, weight: Tensor, operation: Linear) -> Tensor:
+def flat_relevance(relevance: Tensor, x: Tensor, weight: Tensor, layer: Layer) -> Tensor:
     """Each output's relevance spread evenly over the inputs that it sees."""
     ones = torch.ones_like(weight)
-    seen = operation(torch.ones_like(x), ones)
-    return transposed(lambda leaf: operation(leaf, ones), x, quotient(relevance, seen))
+    return layer.back(quotient(relevance, layer.forward(torch.ones_like(x), ones)), ones, x)
 
 
 def box_relevance(
-    relevance: Tensor, x: Tensor, weight: Tensor, operation: Linear, low: Tensor, high: Tensor, epsilon: float
+    relevance: Tensor, x: Tensor, weight: Tensor, layer: Layer, low: Tensor, high: Tensor, epsilon: float
 ) -> Tensor:
     """Relevance of pixels within bounds, `c_ij = x_i w_ij - low_i w+_ij - high_i w-_ij` (Montavon et al. 2017)."""
-    parts = ((x, weight, 1), (low, weight.clamp(min=0), -1), (high, weight.clamp(max=0), -1))
-    total = sum((sign * operation(value, w) for value, w, sign in parts), start=torch.zeros((), dtype=x.dtype))
+    more, less = weight.clamp(min=0), weight.clamp(max=0)
+    total = layer.forward(x, weight) - layer.forward(low, more) - layer.forward(high, less)
     paid = quotient(relevance, total, epsilon)
-
-    def to(w: Tensor) -> Tensor:
-        return transposed(lambda leaf: operation(leaf, w), x, paid)
-
-    return x * to(parts[0][1]) - low * to(parts[1][1]) - high * to(parts[2][1])
+    return x * layer.back(paid, weight, x) - low * layer.back(paid, more, x) - high * layer.back(paid, less, x)

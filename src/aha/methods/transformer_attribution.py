@@ -15,14 +15,15 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.models import TargetModel
 from aha.relevance import (
+    DENSE,
     PASSING,
-    from_halves,
-    halves,
     is_signal,
     matrix_product,
     passed_on,
     passing,
+    pay,
     pooled,
+    positive_sum,
     product,
     propagate,
     quotient,
@@ -82,9 +83,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     weight = weight.detach()
 
     def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
-        positive, _ = halves(x, weight, F.linear)
-        paid = quotient(relevance, positive)
-        return (from_halves(x, weight, F.linear, paid, torch.zeros_like(paid)),)
+        return (pay(x, weight, DENSE, quotient(relevance, positive_sum(x, weight, DENSE))),)
 
     return propagate(F.linear(x, weight, bias), back, x)
 
