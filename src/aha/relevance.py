@@ -8,7 +8,7 @@ need no rule: what autograd does for them, moving and adding up, is right for re
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -60,17 +60,25 @@ def is_signal(x: Any, like: Any) -> bool:
     return isinstance(x, Tensor) and x.shape == like.shape and not isinstance(x, nn.Parameter)
 
 
-def product(a: Any, b: Any, value: Tensor) -> Tensor:
+def product(a: Any, b: Any) -> Tensor:
     """Elementwise `a b`: two signals get half each; a signal that is only scaled keeps all."""
-    signals = [x for x in (a, b) if isinstance(x, Tensor) and x.shape == value.shape and x.requires_grad]
-    if len(signals) == 2 and is_signal(a, b) and is_signal(b, a):
+    value = torch.mul(a, b)
+    whole = [x for x in (a, b) if isinstance(x, Tensor) and x.shape == value.shape and x.requires_grad]
+    signals = [x for x in whole if not isinstance(x, nn.Parameter)] or whole
+    if len(signals) == 2:
         return propagate(value, lambda relevance, *_: (relevance / 2, relevance / 2), a, b)
-    plain = [x for x in signals if not isinstance(x, nn.Parameter)] or signals
-    return passed_on(value, plain[0]) if plain else value
+    return passed_on(value, signals[0]) if signals else value
 
 
-def matrix_product(a: Tensor, b: Tensor, *, share: float = 0.5, epsilon: float = 0.0) -> Tensor:
-    """`a @ b`: each term in proportion to its size, `share` of it to either factor; 1 if the other is a constant."""
+def matrix_product(
+    a: Tensor, b: Tensor, linear: Callable[[Tensor, Tensor], Tensor], *, share: float = 0.5, epsilon: float = 0.0
+) -> Tensor:
+    """`a @ b`: each term in proportion to its size, `share` of it to either factor; 1 if the other is a constant.
+
+    A product with one matrix for all images is a linear layer, and has the rule of one.
+    """
+    if b.dim() == 2 < a.dim():
+        return linear(a, b.transpose(0, 1))
     value = a @ b
 
     def back(relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,33 +88,50 @@ def matrix_product(a: Tensor, b: Tensor, *, share: float = 0.5, epsilon: float =
     return propagate(value, back, a, b)
 
 
-def halves(x: Tensor, weight: Tensor, operation: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Sums over positive and over negative contributions of a linear operation without its bias: `z = P + N`."""
+def pooled(x: Tensor, operation: Operation, *, epsilon: float | None = None) -> Tensor:
+    """An average: each input in proportion to its magnitude, or, with an epsilon, to itself."""
+
+    def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
+        size = x.abs() if epsilon is None else x
+        return (size * transposed(operation, x, quotient(relevance, operation(size), epsilon or 0.0)),)
+
+    return propagate(operation(x), back, x)
+
+
+class Layer(NamedTuple):
+    """A linear layer without its bias: what it does to inputs and weights, and its transpose.
+
+    Attributes:
+        forward: inputs x and weights to outputs.
+        back: a tensor like the outputs, weights and inputs to a tensor like the inputs.
+    """
+
+    forward: Callable[[Tensor, Tensor], Tensor]
+    back: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+DENSE = Layer(F.linear, lambda values, weight, _: values @ weight)
+
+
+def positive_sum(x: Tensor, weight: Tensor, layer: Layer) -> Tensor:
+    """Sums over the positive contributions of a layer."""
+    down = x.clamp(max=0)
+    total = layer.forward(x.clamp(min=0), weight.clamp(min=0))
+    # After a ReLU there is nothing below zero.
+    return total + layer.forward(down, weight.clamp(max=0)) if bool(down.any()) else total
+
+
+def pay(x: Tensor, weight: Tensor, layer: Layer, to_positive: Tensor, to_negative: Tensor | None = None) -> Tensor:
+    """`sum_j c+_ij p_j + c-_ij n_j`: relevance of the inputs, positive and negative contributions paid apart."""
     up, down = x.clamp(min=0), x.clamp(max=0)
     more, less = weight.clamp(min=0), weight.clamp(max=0)
-    positive, negative = operation(up, more), operation(up, less)
-    if bool(down.any()):  # after a ReLU there is nothing below zero
-        positive, negative = positive + operation(down, less), negative + operation(down, more)
-    return positive, negative
-
-
-def from_halves(
-    x: Tensor, weight: Tensor, operation: Callable[[Tensor, Tensor], Tensor], to_positive: Tensor, to_negative: Tensor
-) -> Tensor:
-    """`sum_j c+_ij p_j + c-_ij n_j`: what inputs get when positive and negative contributions are paid apart."""
-    up, down = x.clamp(min=0), x.clamp(max=0)
-    more, less = weight.clamp(min=0), weight.clamp(max=0)
-
-    def paid(part: Tensor, side: Tensor, by: Tensor) -> Tensor:
-        return part * transposed(lambda leaf: operation(leaf, side), x, by)
-
-    result = paid(up, more, to_positive)
-    if bool(to_negative.any()):
-        result = result + paid(up, less, to_negative)
+    result = up * layer.back(to_positive, more, x)
+    if to_negative is not None:
+        result = result + up * layer.back(to_negative, less, x)
     if bool(down.any()):
-        result = result + paid(down, less, to_positive)
-        if bool(to_negative.any()):
-            result = result + paid(down, more, to_negative)
+        result = result + down * layer.back(to_positive, less, x)
+        if to_negative is not None:
+            result = result + down * layer.back(to_negative, more, x)
     return result
 
 

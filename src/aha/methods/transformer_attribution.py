@@ -15,17 +15,18 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.models import TargetModel
 from aha.relevance import (
+    DENSE,
     PASSING,
-    from_halves,
-    halves,
     is_signal,
     matrix_product,
     passed_on,
     passing,
+    pay,
+    pooled,
+    positive_sum,
     product,
     propagate,
     quotient,
-    transposed,
 )
 from aha.scores import SCORES
 
@@ -82,9 +83,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     weight = weight.detach()
 
     def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
-        positive, _ = halves(x, weight, F.linear)
-        paid = quotient(relevance, positive)
-        return (from_halves(x, weight, F.linear, paid, torch.zeros_like(paid)),)
+        return (pay(x, weight, DENSE, quotient(relevance, positive_sum(x, weight, DENSE))),)
 
     return propagate(F.linear(x, weight, bias), back, x)
 
@@ -113,22 +112,15 @@ def add(a: Any, b: Any, **options: Any) -> Tensor:
 
 def mean(x: Tensor, *args: Any, **options: Any) -> Tensor:
     """Pooling: each token in proportion to what it contributes."""
-
-    def pooled(x: Tensor) -> Tensor:
-        return torch.mean(x, *args, **options)
-
-    def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
-        return (x * transposed(pooled, x, quotient(relevance, pooled(x))),)
-
-    return propagate(pooled(x), back, x)
+    return pooled(x, lambda x: torch.mean(x, *args, **options), epsilon=0.0)
 
 
 RULES: dict[str, Callable[..., Tensor]] = {
     **PASSING,
     "softmax": passing(F.softmax),
     "linear": linear,
-    "matmul": matrix_product,
+    "matmul": lambda a, b: matrix_product(a, b, linear),
     "add": add,
-    "mul": lambda a, b: product(a, b, torch.mul(a, b)),
+    "mul": product,
     "mean": mean,
 }

@@ -1,0 +1,270 @@
+"""Layer-wise relevance propagation for convolutional networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aha.errors import SpecError
+from aha.methods.base import Method, method
+from aha.models import TargetModel
+from aha.relevance import (
+    DENSE,
+    PASSING,
+    Layer,
+    matrix_product,
+    passed_on,
+    pay,
+    pooled,
+    positive_sum,
+    product,
+    propagate,
+    quotient,
+    transposed,
+)
+
+Kind = Literal["epsilon", "gamma", "zplus", "flat", "box"]
+Preset = Literal["epsilon", "gamma", "zplus", "epsilon_plus", "epsilon_plus_flat", "epsilon_gamma_box"]
+
+
+class Kinds(NamedTuple):
+    """The rules of the first convolution, of the others, and of dense layers."""
+
+    first: Kind
+    convolution: Kind
+    dense: Kind
+
+
+PRESETS: dict[Preset, Kinds] = {
+    "epsilon": Kinds("epsilon", "epsilon", "epsilon"),
+    "gamma": Kinds("gamma", "gamma", "gamma"),
+    "zplus": Kinds("zplus", "zplus", "zplus"),
+    "epsilon_plus": Kinds("zplus", "zplus", "epsilon"),
+    "epsilon_plus_flat": Kinds("flat", "zplus", "epsilon"),
+    "epsilon_gamma_box": Kinds("box", "gamma", "epsilon"),
+}
+
+
+@method("lrp", family="gradient", needs={"gradients"}, citation="Bach et al., PLoS ONE 2015")
+@dataclass(frozen=True)
+class LRP(Method):
+    """The class score shared out backwards, layer by layer: `R_i = sum_j c_ij / z_j R_j`, `c_ij = x_i w_ij`.
+
+    Rules: "epsilon" adds a little to `z_j` (Bach et al. 2015, eq. 58), "zplus" counts positive contributions alone,
+    "gamma" favours those of the sign of `z_j` (Montavon et al. 2019). Three presets combine them: dense layers with
+    epsilon, convolutions with z-plus or gamma, and the first one spread evenly ("flat") or within the bounds of pixel
+    values ("box").
+
+    A batch norm behind a convolution is merged with it; elsewhere it passes relevance on, as activations and other
+    norms do. Linear layers on maps or tokens are convolutions. Summands and averaged places get relevance by magnitude
+    (by value with "epsilon"), the winner of a max pooling all of it. Gates that scale channels, and attention weights,
+    count as constants. What biases contribute stays with them unless `bias` is "ignore".
+
+    Attributes:
+        preset: see above.
+        epsilon: added to denominators, with their sign, where the epsilon and gamma rules divide.
+        gamma: how much the gamma rule favours contributions of the right sign.
+        bias: "absorb" relevance as published, or "ignore" biases so that everything arrives at the pixels.
+    """
+
+    preset: Preset = "epsilon_plus_flat"
+    epsilon: float = 1e-6
+    gamma: float = 0.25
+    bias: Literal["absorb", "ignore"] = "absorb"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epsilon < 0 or self.gamma < 0:
+            raise SpecError(f"lrp: epsilon and gamma must not be negative, not {self.epsilon} and {self.gamma}")
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        bounds = None
+        if model.preprocessing is not None:
+            bounds = tuple(model.to_inputs(torch.full_like(images[:1, :, :1, :1], value)) for value in (0.0, 1.0))
+
+        def relevances(part: slice) -> Tensor:
+            rules = LayerRules(PRESETS[self.preset], self.epsilon, self.gamma, self.bias == "absorb", bounds)
+            with model.rules(rules.table(), attention_in_parts=True):
+                trace = model.trace(images[part], inputs=True)
+            assert trace.inputs is not None
+            (relevance,) = trace.gradients(classes[part], trace.inputs)  # (B, C, H, W) for a score of 1
+            scores = trace.scores(classes[part]).detach()
+            return scores.view(-1, 1, 1) * relevance.sum(dim=1)  # (B, H, W)
+
+        return torch.cat(model.chunks.run(relevances, len(images)))
+
+
+@dataclass
+class LayerRules:
+    """The rules of one forward pass; it knows which convolution comes first, and which one a batch norm follows."""
+
+    kinds: Kinds
+    epsilon: float
+    gamma: float
+    with_bias: bool = True
+    bounds: tuple[Tensor, ...] | None = None
+    _is_first: bool = True
+    _last: dict[str, Any] = field(default_factory=dict)  # the last convolution: its output, and what it was made of
+
+    def table(self) -> dict[str, Callable[..., Any]]:
+        """Operation -> rule."""
+        return {
+            **PASSING,
+            "conv2d": self.conv2d,
+            "linear": self.linear,
+            "batch_norm": self.batch_norm,
+            "add": self.add,
+            "mul": product,
+            "softmax": lambda *args, **options: F.softmax(*args, **options).detach(),
+            "matmul": self.matmul,
+            "mean": lambda x, *args, **options: self._average(x, lambda y: torch.mean(y, *args, **options)),
+            "avg_pool2d": lambda x, *args, **options: self._average(x, lambda y: F.avg_pool2d(y, *args, **options)),
+            "adaptive_avg_pool2d": lambda x, size: self._average(x, lambda y: F.adaptive_avg_pool2d(y, size)),
+        }
+
+    def conv2d(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **options: Any) -> Tensor:
+        """A convolution, the first of them by its own rule."""
+
+        def forward(x: Tensor, weight: Tensor) -> Tensor:
+            return F.conv2d(x, weight, None, *args, **options)
+
+        layer = Layer(forward, lambda values, weight, x: transposed(lambda leaf: forward(leaf, weight), x, values))
+        kind = self.kinds.first if self._is_first else self.kinds.convolution
+        self._is_first = False
+        shift = None if bias is None else bias.detach().view(-1, 1, 1)
+        value = F.conv2d(x, weight, bias, *args, **options)
+        output = self._layer(kind, value, x, weight.detach(), shift, layer)
+        self._last = {"output": output, "x": x, "weight": weight.detach(), "shift": shift, "layer": layer}
+        self._last["kind"] = kind
+        return output
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """A dense layer, or a convolution of one pixel if x has places or tokens."""
+        self._is_first = False
+        kind = self.kinds.convolution if x.dim() > 2 else self.kinds.dense
+        shift = None if bias is None else bias.detach()
+        return self._layer(kind, F.linear(x, weight, bias), x, weight.detach(), shift, DENSE)
+
+    def batch_norm(
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        variance: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """Merged with the convolution whose output it reads: `a (w x + b - mean) + bias`; or passed on."""
+        value = F.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
+        last = self._last
+        if x is not last.get("output") or mean is None or variance is None or training:
+            return passed_on(value, x)
+        factor = (variance + eps).rsqrt() if weight is None else weight.detach() * (variance + eps).rsqrt()
+        shift = -mean.view(-1, 1, 1) if last["shift"] is None else last["shift"] - mean.view(-1, 1, 1)
+        shift = factor.view(-1, 1, 1) * shift + (0 if bias is None else bias.detach().view(-1, 1, 1))
+        merged = last["weight"] * factor.view(-1, 1, 1, 1)
+        return self._layer(last["kind"], value, last["x"], merged, shift, last["layer"])
+
+    def add(self, a: Any, b: Any, **options: Any) -> Tensor:
+        """A residual connection; what does not depend on the image only shifts."""
+        value: Tensor = torch.add(a, b, **options)
+        whole = [x for x in (a, b) if isinstance(x, Tensor) and x.shape == value.shape and x.requires_grad]
+        signals = [x for x in whole if not isinstance(x, nn.Parameter)]
+        if len(signals) < 2:
+            return passed_on(value, signals[0]) if signals else value
+        by_value, epsilon = self._by_value, self.epsilon
+
+        def back(relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+            sizes = (a, b) if by_value else (a.abs(), b.abs())
+            s = quotient(relevance, sizes[0] + sizes[1], epsilon if by_value else 0.0)
+            return sizes[0] * s, sizes[1] * s
+
+        return propagate(value, back, a, b)
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        """A product of matrices; with attention weights, which are constant, all goes to the values."""
+        share = 0.5 if a.requires_grad and b.requires_grad else 1.0
+        return matrix_product(a, b, self.linear, share=share, epsilon=self.epsilon)
+
+    @property
+    def _by_value(self) -> bool:
+        return self.kinds.convolution == "epsilon"
+
+    def _average(self, x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
+        return pooled(x, operation, epsilon=self.epsilon if self._by_value else None)
+
+    def _layer(
+        self, kind: Kind, value: Tensor, x: Tensor, weight: Tensor, shift: Tensor | None, layer: Layer
+    ) -> Tensor:
+        bias = shift if self.with_bias else None
+
+        def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
+            if kind == "flat":
+                return (flat_relevance(relevance, x, weight, layer),)
+            if kind == "box":
+                low, high = self._pixel_bounds(x)
+                return (box_relevance(relevance, x, weight, layer, low, high, self.epsilon),)
+            gamma = {"epsilon": 0.0, "gamma": self.gamma, "zplus": None}[kind]
+            return (layer_relevance(relevance, x, weight, bias, layer, gamma, self.epsilon),)
+
+        return propagate(value, back, x)
+
+    def _pixel_bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Lowest and highest values that pixels can have, as inputs; those that occur, if the model states nothing."""
+        if self.bounds is not None and self.bounds[0].shape[1] == x.shape[1]:
+            return self.bounds[0].expand_as(x), self.bounds[1].expand_as(x)
+        dims = tuple(range(1, x.dim()))
+        return x.amin(dim=dims, keepdim=True).expand_as(x), x.amax(dim=dims, keepdim=True).expand_as(x)
+
+
+def layer_relevance(
+    relevance: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    layer: Layer,
+    gamma: float | None,
+    epsilon: float,
+) -> Tensor:
+    """Relevance of a layer's inputs by the epsilon rule (gamma = 0), the gamma rule, or z-plus (gamma = None).
+
+    The gamma rule weighs contributions of the sign of `z_j` by `1 + gamma`. Z-plus counts positive ones; outputs that
+    have none, which matter behind activations other than ReLU, share by their negative ones lest relevance be lost.
+    """
+    shift = torch.zeros((), dtype=x.dtype, device=x.device) if bias is None else bias
+    if gamma == 0:
+        return x * layer.back(quotient(relevance, layer.forward(x, weight) + shift, epsilon), weight, x)
+    positive = positive_sum(x, weight, layer)
+    if gamma is None:
+        total = positive + shift.clamp(min=0)
+        lost = torch.where(total == 0, relevance, 0)
+        lonely = quotient(lost, layer.forward(x, weight)) if bool(lost.any()) else None
+        return pay(x, weight, layer, quotient(relevance, total), lonely)
+    plain = layer.forward(x, weight)
+    is_up = plain + shift > 0
+    favoured = torch.where(is_up, positive + shift.clamp(min=0), plain - positive + shift.clamp(max=0))
+    paid = quotient(relevance, plain + shift + gamma * favoured, epsilon)
+    return pay(x, weight, layer, paid * torch.where(is_up, 1 + gamma, 1), paid * torch.where(is_up, 1, 1 + gamma))
+
+
+def flat_relevance(relevance: Tensor, x: Tensor, weight: Tensor, layer: Layer) -> Tensor:
+    """Each output's relevance spread evenly over the inputs that it sees."""
+    ones = torch.ones_like(weight)
+    return layer.back(quotient(relevance, layer.forward(torch.ones_like(x), ones)), ones, x)
+
+
+def box_relevance(
+    relevance: Tensor, x: Tensor, weight: Tensor, layer: Layer, low: Tensor, high: Tensor, epsilon: float
+) -> Tensor:
+    """Relevance of pixels within bounds, `c_ij = x_i w_ij - low_i w+_ij - high_i w-_ij` (Montavon et al. 2017)."""
+    more, less = weight.clamp(min=0), weight.clamp(max=0)
+    total = layer.forward(x, weight) - layer.forward(low, more) - layer.forward(high, less)
+    paid = quotient(relevance, total, epsilon)
+    return x * layer.back(paid, weight, x) - low * layer.back(paid, more, x) - high * layer.back(paid, less, x)

@@ -1,0 +1,214 @@
+"""Layer-wise relevance propagation against tables of contributions, captum, and the law that nothing is lost."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from timm.models.densenet import DenseNet
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+import aha
+from aha.errors import SpecError
+from aha.methods import load_method
+from aha.methods.lrp import PRESETS
+from aha.models import load_model
+from fakes import CLASSES, SIZE, FunctionalCNN, TinyCNN, randomised, tiny_vit
+
+CHOSEN = torch.tensor([0, 1, 2, 4])
+
+
+def native(module: nn.Module, images: Tensor, method: str, **options: object) -> Tensor:
+    return load_method(method)(load_model(module, **options), images, CHOSEN)
+
+
+def agrees(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    assert ours.shape == theirs.shape
+    assert float((ours - theirs).detach().abs().max()) <= tolerance * float(theirs.detach().abs().max())
+
+
+# By full tables of contributions, in double precision
+
+
+def matrix_of(layer: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Weights (outputs, inputs) and bias (outputs,) of a linear layer, found by trying every unit vector."""
+    with torch.no_grad():
+        basis = torch.eye(int(torch.tensor(shape).prod()), dtype=torch.float64).view(-1, *shape)
+        bias = layer(torch.zeros(1, *shape, dtype=torch.float64)).flatten()
+        return (layer(basis).flatten(1) - bias).T, bias
+
+
+def share_out(kind: str, x: Tensor, weights: Tensor, bias: Tensor, relevance: Tensor, gamma: float = 0.25) -> Tensor:
+    terms = x * weights  # (outputs, inputs): c_ji
+    if kind == "flat":
+        terms, total = (weights != 0).double(), (weights != 0).double().sum(dim=1)
+    elif kind == "box":
+        low, high = -1.0, 1.0
+        terms = terms - low * weights.clamp(min=0) - high * weights.clamp(max=0)
+        total = terms.sum(dim=1)
+    elif kind == "zplus":
+        terms = terms.clamp(min=0)
+        total = terms.sum(dim=1) + bias.clamp(min=0)
+    else:
+        gamma = gamma if kind == "gamma" else 0.0
+        total = terms.sum(dim=1) + bias
+        sign = torch.where(total > 0, 1.0, -1.0).double()
+        terms = terms + gamma * torch.where(terms * sign[:, None] > 0, terms, 0)
+        total = total + gamma * torch.where(bias * sign > 0, bias, 0) + (terms - x * weights).sum(dim=1)
+    total = torch.where(total == 0, 1, total)
+    return (terms * (relevance / total)[:, None]).sum(dim=0)
+
+
+def small_net() -> nn.Sequential:
+    """Two convolutions, one with a batch norm, on 8 x 8 pixels."""
+    layers = [nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3, 1, 1), nn.ReLU()]
+    module = randomised(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, CLASSES)))
+    with torch.no_grad():
+        module[1].weight.mul_(torch.tensor([1.0, -1.0, 1.0, -1.0]))  # a norm may turn signs around
+    return module.double()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_by_tables_of_contributions(preset: str) -> None:
+    module, images = small_net(), torch.rand(4, 3, 8, 8).double() * 2 - 1
+    found = native(module, images, f"lrp(preset='{preset}', epsilon=0)", input_size=8, mean=(0.5,) * 3, std=(0.5,) * 3)
+    first, second, head = module[:2], module[3], module[7]
+    rules = PRESETS[preset]
+    for row, target in enumerate(CHOSEN.tolist()):
+        image = images[[row]]
+        with torch.no_grad():
+            middle = module[:3](image)
+            top = module[:5](image)
+            pooled = top.mean(dim=(2, 3))[0]
+        start = torch.zeros(CLASSES).double()
+        start[target] = module(image)[0, target].detach()
+        relevance = share_out(rules.dense, pooled, head.weight.detach(), head.bias.detach(), start)
+        relevance = (top[0] / top[0].sum(dim=(1, 2), keepdim=True) * relevance[:, None, None]).nan_to_num().flatten()
+        relevance = share_out(rules.convolution, middle.flatten(), *matrix_of(second, (4, 4, 4)), relevance)
+        relevance = share_out(rules.first, image.flatten(), *matrix_of(first, (3, 8, 8)), relevance)
+        agrees(found[row], relevance.view(3, 8, 8).sum(dim=0), 1e-9)
+
+
+def test_epsilon_rule_of_captum(images: Tensor) -> None:
+    from captum.attr import LRP
+    from captum.attr._utils.lrp_rules import EpsilonRule
+
+    layers = [nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, 1, 1), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES)]
+    module = randomised(nn.Sequential(*layers, *head)).double()
+    ours = native(module, images.double(), "lrp(preset='epsilon', epsilon=1e-9)")
+    theirs = copy.deepcopy(module)
+    for layer in theirs:
+        layer.rule = EpsilonRule(epsilon=1e-9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # captum's own hooks
+        expected = LRP(theirs).attribute(images.double().requires_grad_(), target=CHOSEN)
+    agrees(ours, expected.sum(dim=1), 1e-5)
+
+
+def test_a_norm_behind_a_convolution_is_part_of_it(images: Tensor) -> None:
+    module = randomised(TinyCNN())
+    with torch.no_grad():
+        module.stem[1].weight.neg_()
+    merged = copy.deepcopy(module)
+    for part in (merged.stem, merged.body):
+        part[0], part[1] = fuse_conv_bn_eval(part[0], part[1]), nn.Identity()
+    for preset in ("epsilon", "zplus", "epsilon_gamma_box"):
+        agrees(
+            native(module, images, f"lrp(preset='{preset}')"), native(merged, images, f"lrp(preset='{preset}')"), 1e-3
+        )
+
+
+# Conservation: without biases the whole score arrives
+
+
+def without_biases(module: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for name, value in [*module.named_parameters(), *module.named_buffers()]:
+            if name.endswith(("bias", "running_mean")):
+                value.zero_()
+    return module
+
+
+class SmallVGG(nn.Sequential):
+    def __init__(self) -> None:
+        convolutions = [
+            nn.Conv2d(3, 8, 3, 1, 1),
+            nn.ReLU(True),
+            nn.Conv2d(8, 8, 3, 1, 1),
+            nn.ReLU(True),
+            nn.MaxPool2d(2),
+        ]
+        dense = [nn.Flatten(), nn.Linear(8 * 64, 32), nn.ReLU(True), nn.Dropout(), nn.Linear(32, CLASSES)]
+        super().__init__(*convolutions, nn.AvgPool2d(2), *dense)
+
+
+FAMILIES: dict[str, Callable[[], nn.Module]] = {
+    "vgg": SmallVGG,
+    "resnet": lambda: timm.create_model("test_resnet", num_classes=CLASSES),
+    "densenet": lambda: DenseNet(4, (2, 2), CLASSES),
+    "efficientnet": lambda: timm.create_model("test_efficientnet", num_classes=CLASSES),
+    "convnext": lambda: timm.create_model("test_convnext", num_classes=CLASSES),
+    "functional": FunctionalCNN,
+}
+
+
+@pytest.mark.parametrize("preset", ["epsilon_plus", "epsilon_plus_flat", "epsilon_gamma_box"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_relevance_is_conserved(family: str, preset: str, images: Tensor) -> None:
+    module = without_biases(randomised(FAMILIES[family]()).double())
+    images = images.double()
+    with torch.no_grad():
+        scores = module(images).gather(1, CHOSEN[:, None])[:, 0]
+    method = f"lrp(preset='{preset}', epsilon=0)"
+    found = native(module, images, method, input_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert torch.allclose(found.sum(dim=(1, 2)), scores, rtol=1e-5)
+
+
+def test_biases_keep_their_share_unless_ignored(images: Tensor) -> None:
+    """One layer, written out: the bias of the class has its part of the score, or the pixels have it all."""
+    module, images = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE * SIZE, CLASSES)).double(), images.double()
+    with torch.no_grad():
+        scores, bias = module(images).gather(1, CHOSEN[:, None])[:, 0], module[1].bias[CHOSEN]
+    absorbed = native(module, images, "lrp(preset='epsilon', epsilon=0)").sum(dim=(1, 2))
+    ignored = native(module, images, "lrp(preset='epsilon', epsilon=0, bias='ignore')").sum(dim=(1, 2))
+    assert torch.allclose(absorbed, scores - bias)
+    assert torch.allclose(ignored, scores)
+
+
+def test_outputs_are_those_of_the_model(images: Tensor) -> None:
+    from aha.methods.lrp import LayerRules
+
+    for build in FAMILIES.values():
+        module = randomised(build()).double()
+        model = load_model(module)
+        with model.rules(LayerRules(PRESETS["epsilon_plus"], 1e-6, 0.25).table(), attention_in_parts=True):
+            assert torch.allclose(model.outputs(images.double()), module(images.double()).detach())
+
+
+def test_transformers_by_their_values(images: Tensor) -> None:
+    """Attention weights are constants: without a class token of its own, everything arrives."""
+    module = without_biases(tiny_vit(global_pool="avg", class_token=False, pos_embed="none").double())
+    images = images.double()
+    with torch.no_grad():
+        scores = module(images).gather(1, CHOSEN[:, None])[:, 0]
+    found = native(module, images, "lrp(preset='epsilon_plus', epsilon=0)")
+    assert torch.allclose(found.sum(dim=(1, 2)), scores, rtol=1e-6)
+
+
+def test_bounds_of_unknown_pixels(images: Tensor) -> None:
+    """Without a stated normalisation, the box is that of the values which occur."""
+    found = native(randomised(TinyCNN()), images, "lrp(preset='epsilon_gamma_box')")
+    assert found.isfinite().all() and found.abs().amax() > 0
+
+
+def test_bad_parameters(images: Tensor) -> None:
+    for text in ("lrp(epsilon=-1)", "lrp(gamma=-0.1)", "lrp(preset='delta')", "lrp(bias='keep')"):
+        with pytest.raises(SpecError, match="lrp"):
+            load_method(text)
+    assert aha.explain(randomised(TinyCNN()), images, "var(lrp)").maps.isfinite().all()
