@@ -135,6 +135,52 @@ def pay(x: Tensor, weight: Tensor, layer: Layer, to_positive: Tensor, to_negativ
     return result
 
 
+def layer_relevance(
+    relevance: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    layer: Layer,
+    gamma: float | None,
+    epsilon: float,
+) -> Tensor:
+    """Relevance of a layer's inputs by the epsilon rule (gamma = 0), the gamma rule, or z-plus (gamma = None).
+
+    The gamma rule weighs contributions of the sign of `z_j` by `1 + gamma`. Z-plus counts positive ones; outputs that
+    have none, which matter behind activations other than ReLU, share by their negative ones lest relevance be lost.
+    """
+    shift = torch.zeros((), dtype=x.dtype, device=x.device) if bias is None else bias
+    if gamma == 0:
+        return x * layer.back(quotient(relevance, layer.forward(x, weight) + shift, epsilon), weight, x)
+    positive = positive_sum(x, weight, layer)
+    if gamma is None:
+        total = positive + shift.clamp(min=0)
+        lost = torch.where(total == 0, relevance, 0)
+        lonely = quotient(lost, layer.forward(x, weight)) if bool(lost.any()) else None
+        return pay(x, weight, layer, quotient(relevance, total), lonely)
+    plain = layer.forward(x, weight)
+    is_up = plain + shift > 0
+    favoured = torch.where(is_up, positive + shift.clamp(min=0), plain - positive + shift.clamp(max=0))
+    paid = quotient(relevance, plain + shift + gamma * favoured, epsilon)
+    return pay(x, weight, layer, paid * torch.where(is_up, 1 + gamma, 1), paid * torch.where(is_up, 1, 1 + gamma))
+
+
+def flat_relevance(relevance: Tensor, x: Tensor, weight: Tensor, layer: Layer) -> Tensor:
+    """Each output's relevance spread evenly over the inputs that it sees."""
+    ones = torch.ones_like(weight)
+    return layer.back(quotient(relevance, layer.forward(torch.ones_like(x), ones)), ones, x)
+
+
+def box_relevance(
+    relevance: Tensor, x: Tensor, weight: Tensor, layer: Layer, low: Tensor, high: Tensor, epsilon: float
+) -> Tensor:
+    """Relevance of pixels within bounds, `c_ij = x_i w_ij - low_i w+_ij - high_i w-_ij` (Montavon et al. 2017)."""
+    more, less = weight.clamp(min=0), weight.clamp(max=0)
+    total = layer.forward(x, weight) - layer.forward(low, more) - layer.forward(high, less)
+    paid = quotient(relevance, total, epsilon)
+    return x * layer.back(paid, weight, x) - low * layer.back(paid, more, x) - high * layer.back(paid, less, x)
+
+
 def passing(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The rule of an operation that works element by element, or as good as: relevance goes straight through."""
 
