@@ -189,7 +189,7 @@ def test_unknown_names_are_met_with_suggestions() -> None:
         load_method("grad_cm")
     with pytest.raises(UnknownName, match="did you mean gradient"):
         load_method("smooth(Gradient)")
-    with pytest.raises(UnknownName, match="known: center_map, edge_map"):
+    with pytest.raises(UnknownName, match=r"known: .*center_map, .*edge_map"):
         load_method("qqqq")
     with pytest.raises(SpecError, match=r"smooth has no parameter 'sgma'; did you mean sigma"):
         load_method("smooth(gradient, sgma=1)")
