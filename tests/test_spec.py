@@ -13,6 +13,7 @@ from aha.errors import SpecError, UnknownName
 from aha.methods import METHODS, load_method
 from aha.methods.gradient import Gradient
 from aha.methods.smooth import Smooth
+from aha.references import load_reference
 from aha.registry import Registry
 from aha.spec import MAX_LENGTH, Spec, parse
 
@@ -189,8 +190,10 @@ def test_unknown_names_are_met_with_suggestions() -> None:
         load_method("grad_cm")
     with pytest.raises(UnknownName, match="did you mean gradient"):
         load_method("smooth(Gradient)")
-    with pytest.raises(UnknownName, match=r"known: .*center_map, .*edge_map"):
+    with pytest.raises(UnknownName, match=r"`aha list methods` shows all \d+"):
         load_method("qqqq")
+    with pytest.raises(UnknownName, match=r"known: adaptive_blur, .*black"):
+        load_reference("qqqq")
     with pytest.raises(SpecError, match=r"smooth has no parameter 'sgma'; did you mean sigma"):
         load_method("smooth(gradient, sgma=1)")
     with pytest.raises(SpecError, match=r"edge_map has no parameter 'x'; it has: no parameters"):

@@ -10,6 +10,8 @@ from aha.errors import UnknownName
 
 T = TypeVar("T")
 
+_MOST_NAMED = 20  # names that still fit into one line
+
 
 def nearest_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names most like `name`, best first."""
@@ -38,9 +40,14 @@ class Registry(Generic[T]):
         try:
             return self._things[name]
         except KeyError:
-            hints = nearest_names(name, self._things)
-            close = f"did you mean {', '.join(hints)}?" if hints else f"known: {', '.join(sorted(self._things))}"
-            raise UnknownName(f"unknown {self.kind} {name!r}; {close}") from None
+            raise UnknownName(f"unknown {self.kind} {name!r}; {self._hint(name)}") from None
+
+    def _hint(self, name: str) -> str:
+        if close := nearest_names(name, self._things):
+            return f"did you mean {', '.join(close)}?"
+        if len(self) > _MOST_NAMED:
+            return f"`aha list {self.kind}s` shows all {len(self)}"
+        return f"known: {', '.join(self)}"
 
     def __contains__(self, name: object) -> bool:
         return name in self._things
