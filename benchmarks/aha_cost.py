@@ -8,8 +8,8 @@
 - a map (T = 0) over one forward pass of the encoder at the same batch size;
 - a map with T = 3 over one with T = 0, and over the bare forward and backward passes that it needs.
 
-Both sides of a ratio are timed in turns; the figure is the median of the paired ratios. The explained model is the
-demo's EfficientNet-Lite0, and ResNet-18 with random weights: weights do not matter for time.
+Both sides of a ratio are timed in turns, in CPU time of the process; the figure is the median of the paired ratios. The
+explained model is the demo's EfficientNet-Lite0, and ResNet-18 with random weights: weights do not matter for time.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ MODELS = {"demo:efficientnet_lite0": True, "timm:resnet18": False}
 
 
 def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     work()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def ratio(work: Callable[[], object], bare: Callable[[], object], rounds: int) -> tuple[float, float, float]:

@@ -99,12 +99,18 @@ def objective(
 def perturbed_scores(
     model: TargetModel, pixels: Tensor, references: Tensor, classes: Tensor, masks: Tensor, regions: Regions
 ) -> Tensor:
-    """Class scores (B, 2, S) of the deletion and insertion images of soft masks (B, S, K); differentiable in these."""
+    """Class scores (B, 2, S) of the deletion and insertion images of soft masks (B, S, K); differentiable in these.
+
+    References are (B, C, H, W), or (R, B, C, H, W): then they take turns along the steps.
+    """
     batch, steps, _ = masks.shape
     keep = torch.stack([1 - masks, masks], dim=1)  # (B, 2, S, K): deletion shows the rest, insertion the mask
     rows = rearrange(keep, "b two s k -> (b two s) k")
     owners = repeat(torch.arange(batch, device=pixels.device), "b -> (b r)", r=2 * steps)
-    return _MaskedScores.apply(rows, model, pixels, references, classes, owners, regions).view(batch, 2, steps)  # type: ignore[no-any-return]
+    options = references if references.dim() == 5 else references[None]
+    turns = repeat(torch.arange(steps, device=pixels.device) % len(options), "s -> (b s)", b=2 * batch)
+    found = _MaskedScores.apply(rows, model, pixels, options, classes, owners, turns, regions)
+    return found.view(batch, 2, steps)  # type: ignore[no-any-return]
 
 
 class _MaskedScores(torch.autograd.Function):
@@ -119,6 +125,7 @@ class _MaskedScores(torch.autograd.Function):
         references: Tensor,
         classes: Tensor,
         owners: Tensor,
+        turns: Tensor,
         regions: Regions,
     ) -> Tensor:
         needs_gradient = ctx.needs_input_grad[0]  # type: ignore[attr-defined]
@@ -127,7 +134,7 @@ class _MaskedScores(torch.autograd.Function):
             mine = owners[part]
             with torch.set_grad_enabled(needs_gradient):
                 keep = rows[part].detach().requires_grad_(needs_gradient)
-                shown = blend(pixels[mine], references[mine], regions.spread(keep))
+                shown = blend(pixels[mine], references[turns[part], mine], regions.spread(keep))
                 scores = model.score(model.outputs(model.to_inputs(shown)), classes[mine])
                 slopes = torch.autograd.grad(scores.sum(), keep)[0] if needs_gradient else torch.empty(0)
             return scores.detach(), slopes
@@ -139,7 +146,7 @@ class _MaskedScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (slopes,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grads[0][:, None] * slopes, None, None, None, None, None, None
+        return grads[0][:, None] * slopes, None, None, None, None, None, None, None
 
 
 def isolated_peaks(maps: Tensor, kernel: int) -> Tensor:

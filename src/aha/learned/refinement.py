@@ -145,7 +145,7 @@ class Refining:
     Attributes:
         judge: the model that is asked about perturbed images.
         pixels: images (B, C, H, W) in [0, 1].
-        references: one (B, C, H, W) per kind.
+        references: (R, B, C, H, W), one per kind.
         features: the encoder's, shallow to deep.
         vectors: class vectors (B, D).
         copies: the decoder's parameters, each stacked along a first axis (B, ...).
@@ -156,7 +156,7 @@ class Refining:
     config: RefinementConfig
     pixels: Tensor
     classes: Tensor
-    references: list[Tensor]
+    references: Tensor
     features: list[Tensor]
     vectors: Tensor
     copies: dict[str, Tensor]
@@ -186,7 +186,7 @@ class Refining:
                 config,
                 pixels,
                 classes,
-                [reference(target, pixels, classes) for reference in config.references],
+                torch.stack([reference(target, pixels, classes) for reference in config.references]),
                 [f.float().clone() for f in explainer.features(target, inputs)],
                 explainer.class_vectors(target, classes).detach().clone(),
                 {
@@ -236,7 +236,7 @@ class Refining:
             self,
             pixels=self.pixels[rows],
             classes=self.classes[rows],
-            references=[reference[rows] for reference in self.references],
+            references=self.references[:, rows],
             features=[f[rows] for f in self.features],
             vectors=self.vectors[rows],
             copies={name: value.detach()[rows].clone().requires_grad_() for name, value in self.copies.items()},
@@ -251,13 +251,8 @@ class Refining:
         regions = grid_regions((maps.shape[-2], maps.shape[-1]), config.grid, (0.0, 0.0), maps)
         counts = stratified_counts(regions.count, config.steps)
         masks = soft_masks(maps, regions, counts, self.explainer.config.temperature, config.objective)  # (B, S, K)
-        total = torch.zeros(len(maps), 2, device=maps.device)
-        for index, reference in enumerate(self.references):
-            turns = masks[:, index :: len(self.references)]
-            if turns.shape[1]:
-                scores = perturbed_scores(self.judge, self.pixels, reference, self.classes, turns, regions)  # (B, 2, s)
-                total = total + scores.sum(dim=-1)
-        deletion, insertion = (total / config.steps).unbind(dim=1)
+        scores = perturbed_scores(self.judge, self.pixels, self.references, self.classes, masks, regions)  # (B, 2, S)
+        deletion, insertion = scores.mean(dim=-1).unbind(dim=1)
         weights = config.objective
         peaks = isolated_peaks(maps, weights.peak_kernel)
         return weights.deletion * deletion - weights.insertion * insertion + weights.peaks * peaks
