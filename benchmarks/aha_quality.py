@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import random
 import statistics
 import warnings
 from pathlib import Path
@@ -55,12 +56,13 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
 
-    target = aha.load_model(args.model, weights=args.weights, precision=args.precision, batch_size=16)
+    target = aha.load_model(args.model, weights=args.weights, precision=args.precision, batch_size=20)
     explainer = Explainer.from_pretrained(args.explainer, device=target.device)
     references = [load_reference(text) for text in args.reference or ("black", "mean", "blur")]
     config = RefinementConfig(learning_rate=args.learning_rate, steps=args.perturbations)
     images = [image.path for image in find_labelled([args.images])]
     images = images[:: max(1, len(images) // args.limit)][: args.limit]
+    random.Random(0).shuffle(images)  # so that what is there of an unfinished run is a fair sample
     part, parts = map(int, args.shard.split("/"))
     rounds = args.only or range(args.refine + 1)
     names = [f"aha T={t}" for t in rounds] + args.method + (["aha auto"] if args.auto else [])

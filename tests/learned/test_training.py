@@ -18,7 +18,7 @@ from torch import Tensor
 
 import aha
 import aha.learned.training as training
-from aha.errors import AhaError, ImageError, OutputError, SpecError
+from aha.errors import AhaError, ImageError, ModelError, OutputError, SpecError
 from aha.learned.explainer import Explainer
 from aha.learned.settings import Design, Settings, load_settings
 from aha.learned.training import Choices, TrainingError, explained_classes, learning_rate, temperature, train
@@ -169,6 +169,23 @@ def test_evidence_that_points_away_is_turned_round(
     model = load_model(kind().eval(), input_size=32, mean=[0.5] * 3, std=[0.5] * 3, fit="squash")
     trained = train(model, folder / "labels.csv", tmp_path / "run", settings=settings("steps=1"))
     assert trained.decoder.evidence_gain.item() == pytest.approx(sign, abs=0.01)
+
+
+def test_an_explainer_may_start_from_another(target: TargetModel, folder: Path, tmp_path: Path) -> None:
+    data = folder / "labels.csv"
+    first = train(target, data, tmp_path / "first", settings=settings())
+    still = train(
+        target,
+        data,
+        tmp_path / "still",
+        settings=settings("steps=1", "learning_rate=0.0"),
+        start=tmp_path / "first/last",
+    )
+    last = Explainer.from_pretrained(tmp_path / "first" / "last")
+    assert all(torch.equal(value, weights(still)[name]) for name, value in weights(last).items())
+    with pytest.raises(ModelError, match="has other sizes; use the same encoder, stages and width"):
+        train(target, data, tmp_path / "wide", settings=settings("width=32"), start=tmp_path / "first/last")
+    assert first.config == Explainer.from_pretrained(tmp_path / "first" / "explainer").config
 
 
 # The schedule and what is drawn

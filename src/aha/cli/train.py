@@ -25,6 +25,7 @@ def train(
     validation: Annotated[
         Path | None, typer.Option(help="Images to measure on; some of --data are held out by default.")
     ] = None,
+    start: Annotated[str | None, typer.Option(help="Explainer to start from, a folder or hub repository.")] = None,
     weights: Annotated[
         Path | None, typer.Option(help="Weights file (.safetensors, or tensors saved by PyTorch).")
     ] = None,
@@ -75,7 +76,14 @@ def train(
         try:
             with training_bar(chosen.training.steps, shown=not quiet) as advance:
                 explainer = run(
-                    target, data, out, settings=chosen, validation=validation, resume=resume, on_step=advance
+                    target,
+                    data,
+                    out,
+                    settings=chosen,
+                    validation=validation,
+                    start=start,
+                    resume=resume,
+                    on_step=advance,
                 )
         except KeyboardInterrupt:
             say_error(f"interrupted; continue with --resume and the same command: {out}")

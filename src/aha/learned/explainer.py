@@ -103,6 +103,8 @@ class Explainer(nn.Module):
             target.class_vectors.shape[1] if conditioning == "head" else design.class_dim,
             design.width,
             design.stride,
+            starts_from_evidence=conditioning == "head" and named == "target",
+            amplitude=design.amplitude,
         )
         config = ExplainerConfig(
             target.spec,
@@ -117,6 +119,13 @@ class Explainer(nn.Module):
         explainer = cls(config, seed=seed)
         explainer._encoder = None if named == "target" else source
         return explainer.to(target.device)
+
+    def start_from(self, other: Explainer) -> None:
+        """Takes over another explainer's weights, which must have the same sizes."""
+        mine, theirs = ({name: tuple(value.shape) for name, value in e.state_dict().items()} for e in (self, other))
+        if mine != theirs:
+            raise ModelError("the explainer to start from has other sizes; use the same encoder, stages and width")
+        self.load_state_dict(other.state_dict())
 
     def adopt_encoder(self, other: Explainer) -> None:
         """Uses the encoder that another explainer has loaded already."""

@@ -63,6 +63,7 @@ def train(
     *,
     settings: Settings | None = None,
     validation: str | Path | None = None,
+    start: str | Path | None = None,
     resume: bool = False,
     on_step: Callable[[Record], None] = lambda record: None,
 ) -> Explainer:
@@ -74,6 +75,7 @@ def train(
         out: folder of the run; everything needed to continue is there.
         settings: design and training; the preset `small` by default.
         validation: images to measure on; by default some of `data` are held out for it.
+        start: an explainer to start from, such as one trained for an earlier version of the model.
         resume: continue the run in `out`, which must have been started with the same settings.
         on_step: called with each step's figures.
     """
@@ -93,7 +95,9 @@ def train(
         (_check_same if resume else _start)(out, description)
     engine.wait()
     explainer = _fresh(target, settings.design, samples, config.seed)
-    if not resume:
+    if start is not None:
+        explainer.start_from(Explainer.from_pretrained(start, device=target.device))
+    elif not resume:
         _point_evidence(explainer, target, samples[:_SAMPLES_FOR_SIGN], config, engine)
     engine.start_alike(explainer)
     run = _Run(explainer, target, settings, out, engine, held_out)
