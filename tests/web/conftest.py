@@ -7,10 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("httpx")
-
 from asking import MODEL, asked, make_bench, make_client, png, upload
 from starlette.testclient import TestClient
 
