@@ -60,8 +60,13 @@ def create_app(
     explorer = Explorer(bench, runs)
     app = Starlette(
         routes=explorer.routes(),
-        exception_handlers={AhaError: _explain_error, HTTPException: _explain_status},  # type: ignore[dict-item]
+        exception_handlers={  # type: ignore[dict-item]  # each handler takes its own kind of error
+            AhaError: _explain_error,
+            HTTPException: _explain_status,
+            Exception: _explain_surprise,
+        },
     )
+    app.router.redirect_slashes = False  # there is one spelling of each address
     return Guard(app, token=token, report=report)
 
 
@@ -430,3 +435,8 @@ async def _explain_status(_request: Request, error: HTTPException) -> Response:
     response = answer({"error": error.detail.lower()}, error.status_code)
     response.headers.update(error.headers or {})
     return response
+
+
+async def _explain_surprise(_request: Request, _error: Exception) -> Response:
+    # Starlette raises it again after the answer, and the guard reports it.
+    return answer({"error": "something went wrong inside; the server goes on"}, 500)

@@ -94,7 +94,7 @@ class Store:
         """One array of a result; a damaged file is dropped, so that it is computed again."""
         path = self._path("results", key, "npz")
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 found: NDArray[Any] = arrays[name]
                 return found
         except Exception:  # whatever is wrong with the file or its name, there is no such array
@@ -129,7 +129,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def _is_whole(path: Path) -> bool:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return all(arrays[name] is not None for name in arrays.files)
     except Exception:
         return False

@@ -49,23 +49,23 @@ class Tile {
       this.status.replaceChildren(...(map.flat ? [make("span", { class: "failed" }, "This map is flat: it tells no pixel from another.")] : []));
       await this.paint();
       changed();
-      await this.measure(STANDARD, { onState, signal }, turn);
-      if (!STANDARD.includes(state.reference)) await this.measure([state.reference], { onState, signal }, turn);
+      // One reference at a time, the one that is looked at first: the others can follow.
+      for (const reference of new Set([state.reference, ...STANDARD])) await this.measure(reference, { onState, signal }, turn);
     } catch (error) {
       if (turn === generation && !(error instanceof Stopped)) this.fail(error.message);
     }
   }
 
-  async measure(references, options, turn) {
-    if (!this.map || references.every((name) => name in this.curves)) return;
-    const found = await askCurves(this.map.key, references, options);
+  async measure(reference, options, turn) {
+    if (!this.map || reference in this.curves) return;
+    const found = await askCurves(this.map.key, [reference], options);
     if (turn !== generation) return;
     this.isProbability = found.is_probability;
-    const { average, ...each } = found.references;
-    Object.assign(this.curves, each);
-    if (references === STANDARD) {
-      this.curves.average = average;
-      this.score.textContent = `Ins-Del ${show(average.ins_del)}`;
+    this.curves[reference] = found.references[reference];
+    const scores = STANDARD.map((name) => this.curves[name]?.ins_del);
+    if (!scores.includes(undefined)) {
+      this.score.textContent = `Ins-Del ${show(scores.reduce((sum, one) => sum + one, 0) / scores.length)}`;
+      this.score.title = `mean over ${STANDARD.join(", ")}`;
     }
     if (!this.map.flat) this.status.replaceChildren();
     changed();
@@ -216,7 +216,7 @@ export function start(about) {
     changed();
     for (const tile of tiles) {
       const options = { signal: tile.controller?.signal, onState: (job) => tile.status.replaceChildren(progressRow(job, () => tile.cancel())) };
-      tile.measure([state.reference], options, generation).catch((error) => error instanceof Stopped || tile.fail(error.message));
+      tile.measure(state.reference, options, generation).catch((error) => error instanceof Stopped || tile.fail(error.message));
     }
   });
   $("by").addEventListener("change", () => { state.by = Number($("by").value); changed(); });
