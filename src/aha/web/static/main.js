@@ -70,6 +70,7 @@ async function showPicture() {
   $("thumbnail").src = `/api/pictures/${state.picture}/thumbnail`;
   $("original").hidden = false;
   $("hint").hidden = true;
+  if (matchMedia("(max-width: 900px)").matches) $("examples-box").open = false;
   $("welcome").hidden = true;
   drawStrip();
   refine.reset();

@@ -3,7 +3,7 @@
 import { make, show, svg } from "./dom.js";
 import { heightAt } from "./pixels.js";
 
-const WIDTH = 640, HEIGHT = 300, LEFT = 46, RIGHT = 14, TOP = 12, BOTTOM = 40;
+const WIDTH = 640, HEIGHT = 300, LEFT = 56, RIGHT = 34, TOP = 14, BOTTOM = 50;
 
 export class Plot {
   /** `onScrub` is told the share of pixels under the pointer. */
@@ -28,7 +28,7 @@ export class Plot {
     this.low = isProbability ? 0 : Math.min(0, ...all);
     this.high = isProbability ? 1 : Math.max(this.low + 1e-9, ...all);
     const ticks = [0, 0.25, 0.5, 0.75, 1];
-    const across = ticks.map((t) => svg("text", { x: this.x(t), y: HEIGHT - 20, "text-anchor": "middle" }, `${t * 100} %`));
+    const across = ticks.map((t) => svg("text", { x: this.x(t), y: HEIGHT - 28, "text-anchor": "middle" }, `${t * 100} %`));
     const up = ticks.flatMap((t) => {
       const value = this.low + t * (this.high - this.low), y = this.y(value);
       return [svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }),
@@ -41,7 +41,7 @@ export class Plot {
     this.cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM });
     this.markers = lines.map((line) => svg("circle", { class: `c${line.colour} marker`, r: line.isMain ? 7 : 4.5 }));
     this.svg.setAttribute("aria-label", label);
-    const axis = svg("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 3, "text-anchor": "middle" }, label);
+    const axis = svg("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, label);
     this.svg.replaceChildren(...up, ...across, axis, this.cursor, ...paths, ...this.markers);
   }
 
