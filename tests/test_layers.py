@@ -32,6 +32,7 @@ batches gallery
 api truth
 interop files scoring demo
 evaluation doctor
+web
 cli
 __main__
 """
@@ -49,6 +50,8 @@ DOORS = {
     "accelerate": {"learned"},
     "skimage": {"partitions"},
     "captum": set(),
+    "starlette": {"web"},
+    "uvicorn": {"web"},
 }
 
 # What gives away knowledge of a model's inside; `aha.models` alone may use it.

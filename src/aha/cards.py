@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -124,10 +124,24 @@ class CardMaker:
 
     def _curves(self, sample: Sample, target: int, values: Tensor, method: str) -> Curves:
         case = Case(sample, target, values.to(self.model.device), method, seed=self.seed)
-        case.prepare(self.protocol.perturbations(case))
-        averages = {}
-        for kind in ("delete", "insert"):
-            found = [self.protocol.curve(case, kind, reference) for reference in self.protocol.references]
-            averages[kind] = torch.stack([case.scores(curve.outputs) for curve in found]).mean(dim=0).cpu()
-        fractions = found[0].fractions
-        return Curves(tuple(fractions.tolist()), tuple(averages["delete"].tolist()), tuple(averages["insert"].tolist()))
+        return average_curves(list(reference_curves(case, self.protocol).values()))
+
+
+def reference_curves(case: Case, protocol: CurveMetric) -> dict[str, Curves]:
+    """The curves of a case for each reference of a protocol, by the reference's text; one stream of full batches."""
+    case.prepare(protocol.perturbations(case))
+    found = {}
+    for reference in protocol.references:
+        deletion, insertion = (protocol.curve(case, kind, reference) for kind in ("delete", "insert"))
+        scores = (tuple(case.scores(curve.outputs).tolist()) for curve in (deletion, insertion))
+        found[str(reference)] = Curves(tuple(deletion.fractions.tolist()), *scores)
+    return found
+
+
+def average_curves(curves: Sequence[Curves]) -> Curves:
+    """The mean of curves with the same fractions."""
+    means = (
+        tuple(torch.tensor([getattr(curve, kind) for curve in curves]).mean(dim=0).tolist())
+        for kind in ("deletion", "insertion")
+    )
+    return Curves(curves[0].fractions, *means)

@@ -21,7 +21,7 @@ from aha.results import check_writable, versions
 
 _PACKAGE = "aha-attribution"
 # Extras for those who work on the project, not for those who use it.
-_INTERNAL = {"dev", "docs", "test"}
+_INTERNAL = {"browser", "dev", "docs", "test"}
 _CLEAR_CUT, _ANSWER = "camera.png", "tripod"
 _TOLERANCE = 1e-4
 _PERCENT = 20

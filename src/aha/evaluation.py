@@ -184,7 +184,7 @@ class EvaluationRun:
         try:
             known = json.loads(record.read_text(encoding="utf-8"))
             lines = list(csv.DictReader(rows.read_text(encoding="utf-8").splitlines()))
-            self.scores.rows = [_row(line) for line in lines]
+            self.scores.rows = [row_from_csv(line) for line in lines]
         except (ValueError, KeyError, TypeError):
             raise OutputError(f"{self._out} holds scores that cannot be read; choose another folder") from None
         if any(known.get(name) != value for name, value in self._record().items()):
@@ -199,7 +199,8 @@ class EvaluationRun:
         write_atomically(self._out / RECORD, lambda file: file.write(text))
 
 
-def _row(line: dict[str, str]) -> Row:
+def row_from_csv(line: dict[str, str]) -> Row:
+    """One line of `scores.csv`, read by `csv.DictReader`."""
     return Row(
         line["image"],
         line["method"],

@@ -12,6 +12,7 @@ from aha.cli.doctor import doctor
 from aha.cli.evaluate import evaluate
 from aha.cli.explain import explain
 from aha.cli.listing import list_things
+from aha.cli.serve import serve
 from aha.cli.train import export, train
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app.command()(export)
 app.command("list")(list_things)
 app.command()(doctor)
 app.command()(demo)
+app.command()(serve)
 
 
 def _show_version(wanted: bool) -> None:

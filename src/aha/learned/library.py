@@ -24,13 +24,19 @@ def cache_folder() -> Path:
 
 def explainer_of(target: TargetModel) -> Explainer:
     """The explainer that belongs to the model."""
-    for folder in (cache_folder() / target.digest, SHIPPED / target.digest):
-        if (folder / CONFIG).is_file():
-            return load_explainer(folder, target.device)
+    folder = explainer_folder(target)
+    if folder is not None:
+        return load_explainer(folder, target.device)
     raise ModelError(
         f"no explainer belongs to {target.spec}; train one: aha train --model {target.spec} --data IMAGES --out RUN; "
         "or name one: aha('FOLDER')"
     )
+
+
+def explainer_folder(target: TargetModel) -> Path | None:
+    """Where the explainer that belongs to the model is, if there is one."""
+    folders = (cache_folder() / target.digest, SHIPPED / target.digest)
+    return next((folder for folder in folders if (folder / CONFIG).is_file()), None)
 
 
 def remember(explainer: Explainer) -> Path:

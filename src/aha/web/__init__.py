@@ -1,0 +1,10 @@
+"""The explorer: a small ASGI application over the public interface, and a page that needs no build step.
+
+jobs, watching       work that waits, runs, reports progress and can be cancelled; one worker per model
+store, pictures      what is kept on disk under content keys; pictures that visitors may open
+policy               which texts a visitor may name
+workbench, records   classes, maps, curves, refinements and contrasts as jobs with stored results
+bundles, runs        downloads; finished evaluations to browse
+guard, requests, app the door: hosts, tokens, limits, one line per error; the addresses
+serving              `aha serve`
+"""

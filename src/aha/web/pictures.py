@@ -1,0 +1,169 @@
+"""Pictures that visitors may open: their own uploads, and those of folders that were named at the start.
+
+A picture is known by the digest of its file. It is accepted if it decodes, whatever its name and type say, and is sent
+back only as a fresh JPEG or PNG of its pixels: what else a file may carry never leaves the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
+
+from aha.batches import Batch
+from aha.errors import ImageError
+from aha.explanation import Subject
+from aha.images import find_images, read_image
+from aha.models import TargetModel
+from aha.web.store import Store
+
+MAX_UPLOAD = 32 * 2**20
+MAX_PIXELS = 50_000_000
+_KEPT_PIXELS = 60_000_000  # of decoded pictures in memory
+_LONGEST_NAME = 120
+_THUMBNAIL = 512
+
+
+@dataclass(frozen=True)
+class Example:
+    """A picture in one of the named folders, and what people call it."""
+
+    path: Path
+    title: str
+
+
+class Pictures:
+    """All pictures by key, and the examples.
+
+    Args:
+        store: where they are kept.
+        examples: what is offered at once.
+        folders: what else may be read, when a run names a picture in them.
+    """
+
+    def __init__(self, store: Store, examples: Sequence[Example] = (), folders: Iterable[Path] = ()) -> None:
+        self._store = store
+        self.examples = list(examples)
+        self._folders = [folder.resolve() for folder in folders]
+        self._lock = threading.Lock()  # decodes one picture at a time: each may take hundreds of megabytes
+        self._decoded: OrderedDict[str, Image.Image] = OrderedDict()
+
+    def add(self, content: bytes, name: str) -> dict[str, Any]:
+        """Takes a file's content as a picture; returns its record.
+
+        Raises:
+            ImageError: It is no picture, or too large.
+        """
+        key = hashlib.blake2b(content, digest_size=16).hexdigest()
+        if (known := self._store.find("pictures", key)) is not None:
+            return known
+        with self._lock:
+            image = _decoded(content)
+            self._keep(key, image)
+        record = {"key": key, "name": _shown_name(name), "width": image.width, "height": image.height}
+        self._store.put("pictures", key, record, {"bin": content})
+        return record
+
+    def add_file(self, path: Path) -> dict[str, Any]:
+        """Takes a file of a named folder as a picture.
+
+        Raises:
+            ImageError: It lies elsewhere, is too large, or is no picture.
+        """
+        real = path.resolve()
+        if not any(folder in real.parents for folder in self._folders):
+            raise ImageError(f"{path} lies outside the folders that may be read; start with --images FOLDER to open it")
+        return self.add(_content(real), path.name)
+
+    def open_example(self, number: int) -> dict[str, Any]:
+        """Takes an example as a picture."""
+        if not 0 <= number < len(self.examples):
+            raise ImageError(f"there is no example {number}; there are {len(self.examples)}")
+        example = self.examples[number]
+        return self.add(_content(example.path), example.path.name)
+
+    def record(self, key: str) -> dict[str, Any]:
+        """Name and size of a picture."""
+        return self._store.get("pictures", key)
+
+    def image(self, key: str) -> Image.Image:
+        """The picture itself, decoded."""
+        with self._lock:
+            if key not in self._decoded:
+                self._keep(key, _decoded(self._store.content("pictures", key, "bin")))
+            self._decoded.move_to_end(key)
+            return self._decoded[key]
+
+    def batch(self, key: str, model: TargetModel) -> Batch:
+        """The picture as a batch of one for a model."""
+        image = self.image(key)
+        inputs, geometry = model.stated_preprocessing()(image)
+        return Batch(inputs[None], [Subject(self.record(key)["name"], image, geometry)])
+
+    def _keep(self, key: str, image: Image.Image) -> None:
+        self._decoded[key] = image
+        while len(self._decoded) > 1 and sum(i.width * i.height for i in self._decoded.values()) > _KEPT_PIXELS:
+            self._decoded.popitem(last=False)
+
+
+def find_examples(folders: Iterable[Path], most: int = 500) -> list[Example]:
+    """The pictures below folders, or named themselves."""
+    found = [path for folder in folders for path in find_images(folder)]
+    return [Example(path, path.stem.replace("_", " ")) for path in found[:most]]
+
+
+def thumbnail(image: Image.Image, side: int = _THUMBNAIL) -> bytes:
+    """A JPEG with at most so many pixels on the longer side."""
+    small = image.copy()
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return _encoded(small, "JPEG", quality=88)
+
+
+def as_png(pixels: Tensor) -> bytes:
+    """Pixels (C, H, W) in [0, 1] as a PNG, which is exact up to 8 bits."""
+    return _encoded(to_pil_image(pixels.detach().clamp(0, 1).float().cpu()).convert("RGB"), "PNG")
+
+
+def model_view(batch: Batch, model: TargetModel) -> Tensor:
+    """What the model sees of a batch of one, as pixels (C, H, W) in [0, 1]."""
+    with torch.no_grad():
+        return model.to_pixels(batch.inputs)[0]
+
+
+def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=kind, **options)
+    return buffer.getvalue()
+
+
+def _decoded(content: bytes) -> Image.Image:
+    image = read_image(content)
+    if image.width * image.height > MAX_PIXELS:
+        raise ImageError(f"the image has more than {MAX_PIXELS:,} pixels; make it smaller first")
+    return image
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_UPLOAD:
+            raise ImageError(f"{path.name} is larger than {MAX_UPLOAD // 2**20} MB")
+        return path.read_bytes()
+    except OSError as error:
+        raise ImageError(f"{path.name} cannot be read: {error.strerror or error}") from None
+
+
+def _shown_name(name: str) -> str:
+    """A file name that can be shown and written: no folders, nothing unprintable, not too long."""
+    last = name.replace("\\", "/").rpartition("/")[2]
+    clean = "".join(letter for letter in last if letter.isprintable()).strip()
+    return clean[:_LONGEST_NAME] or "picture"

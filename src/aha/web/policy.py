@@ -1,0 +1,78 @@
+"""Which texts a visitor may name.
+
+Texts are parsed by `aha.spec`, so nothing is executed. But some methods read files that they are told, and any of them
+can be told to work for a year: both are refused here, before anything is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import fields
+from typing import Any
+
+from aha.errors import SpecError
+from aha.methods import Method, load_method
+from aha.methods.aha import AHA
+from aha.references import Black, Blur, Mean, Noise, Reference, ReferenceImage, White, ZerosNormalised, load_reference
+from aha.spec import Spec
+
+REFERENCES = ("black", "mean", "blur", "white", "noise")
+"""References that the page offers; `average` of the first three is what Ins-Del is reported for."""
+
+# Made without asking the model, and from the picture alone.
+_PLAIN_REFERENCES = (Black, Mean, Blur, White, Noise, ZerosNormalised)
+_LARGEST_NUMBER = 5000
+_DEEPEST = 4
+_LARGEST_KERNEL = 301
+
+
+def allowed_method(text: str, explainers: Collection[str]) -> Method:
+    """The method of a text, if visitors may use it: no files but the explainers named at the start, no huge numbers.
+
+    Raises:
+        SpecError: It cannot be understood, or is not for visitors.
+    """
+    method = load_method(text)
+    for spec, depth in specs_in(method):
+        _check(spec, explainers, depth)
+    return method
+
+
+def allowed_reference(text: str) -> Reference:
+    """The reference of a text, if it is made from the picture alone."""
+    reference = load_reference(text)
+    if not isinstance(reference, _PLAIN_REFERENCES):
+        raise SpecError(f"the explorer has no reference {text[:40]!r}; it has {', '.join(REFERENCES)}")
+    if isinstance(reference, Blur) and reference.kernel > _LARGEST_KERNEL:
+        raise SpecError(f"the explorer blurs with kernels up to {_LARGEST_KERNEL}")
+    return reference
+
+
+def specs_in(spec: Spec) -> Iterator[tuple[Spec, int]]:
+    """A spec and all specs inside it, each with its depth."""
+    yield spec, 1
+    for field in fields(spec):
+        for value in _flat(getattr(spec, field.name)):
+            if isinstance(value, Spec):
+                yield from ((inner, depth + 1) for inner, depth in specs_in(value))
+
+
+def _check(spec: Spec, explainers: Collection[str], depth: int) -> None:
+    if depth > _DEEPEST:
+        raise SpecError(f"a method inside a method, {_DEEPEST} deep, is as far as the explorer goes")
+    if isinstance(spec, ReferenceImage):
+        raise SpecError("the explorer reads no files that a method names")
+    if isinstance(spec, AHA) and spec.explainer not in ("", *explainers):
+        raise SpecError("the explorer knows only explainers that were named when it was started: --explainer FOLDER")
+    for field in fields(spec):
+        for value in _flat(getattr(spec, field.name)):
+            if isinstance(value, int | float) and field.name != "seed" and abs(value) > _LARGEST_NUMBER:
+                raise SpecError(f"{spec.name}: {field.name} is beyond {_LARGEST_NUMBER}, too much for the explorer")
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple):
+        for element in value:
+            yield from _flat(element)
+    else:
+        yield value

@@ -1,0 +1,123 @@
+"""Requests read with limits, and answers in JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from aha.errors import AhaError
+
+MAX_JSON = 64 * 2**10
+_SECONDS_TO_SEND = 120.0
+_OWNER = re.compile(r"[A-Za-z0-9-]{1,64}")
+
+T = TypeVar("T")
+_MISSING = object()
+
+
+class Refused(AhaError):
+    """A request that cannot be answered, with its HTTP status."""
+
+    def __init__(self, status: int, line: str) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    """A value as JSON, in plain ASCII: names may hold anything."""
+    return Response(json.dumps(value, allow_nan=False), status, media_type="application/json")
+
+
+def binary(content: bytes, kind: str, *, name: str = "", lasting: bool = False) -> Response:
+    """Bytes of a known kind; `lasting` where the address says all about the content, `name` for a download."""
+    headers = {"cache-control": "private, max-age=31536000, immutable"} if lasting else {}
+    if name:
+        headers["content-disposition"] = f'attachment; filename="{name}"'
+    return Response(content, media_type=kind, headers=headers)
+
+
+async def body_of(request: Request, most: int) -> bytes:
+    """The body, read no further than allowed."""
+    length = request.headers.get("content-length", "0")
+    if not length.isascii() or not length.isdigit():
+        raise Refused(400, "the content length is not a number")
+    if len(length) > 15 or int(length) > most:
+        raise Refused(413, f"too large; at most {most // 2**10:,} KB are taken")
+    content = bytearray()
+    try:
+        async with asyncio.timeout(_SECONDS_TO_SEND):
+            async for part in request.stream():
+                content += part
+                if len(content) > most:
+                    raise Refused(413, f"too large; at most {most // 2**10:,} KB are taken")
+    except TimeoutError:
+        raise Refused(408, "the request took too long to arrive") from None
+    except ClientDisconnect:
+        raise Refused(400, "the request broke off") from None
+    return bytes(content)
+
+
+class Fields:
+    """The fields of a JSON object, taken one by one; what is left over at the end is an error."""
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        self._left = value
+
+    @classmethod
+    async def of(cls, request: Request) -> Fields:
+        """The body of a request, which must be a JSON object and say so."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Refused(415, "send JSON, as application/json")
+        content = await body_of(request, MAX_JSON)
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError):
+            raise Refused(400, "the body is not JSON") from None
+        if not isinstance(value, dict):
+            raise Refused(400, "the body is not a JSON object")
+        return cls(value)
+
+    def take(self, name: str, kind: type[T], default: Any = _MISSING) -> T:
+        """A field of the given type; whole numbers and texts within reason."""
+        value = self._left.pop(name, default)
+        if value is _MISSING:
+            raise Refused(400, f"{name} is missing")
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise Refused(400, f"{name} must be {_describe(kind)}")
+        if isinstance(value, int) and abs(value) > 2**31:
+            raise Refused(400, f"{name} is out of range")
+        return value
+
+    def take_list(self, name: str, kind: type[T], default: Any = _MISSING) -> list[T]:
+        """A list of values of the given type."""
+        values: list[Any] = self.take(name, list, default)
+        return [Fields({name: value}).take(name, kind) for value in values]
+
+    def end(self) -> None:
+        """Refuses what nobody asked for."""
+        if self._left:
+            raise Refused(400, f"unknown field {next(iter(self._left))[:40]!r}")
+
+
+def owner_of(request: Request) -> str:
+    """Which visitor asks: a text that the page makes up, so that one does not cancel what another waits for."""
+    owner = request.headers.get("x-aha-visitor", "")
+    return owner if _OWNER.fullmatch(owner) else "anybody"
+
+
+def number(text: str) -> int:
+    """A whole number in an address."""
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise Refused(404, "there is nothing here")
+    return int(text)
+
+
+def _describe(kind: type) -> str:
+    names = {str: "a text", int: "a whole number", list: "a list", dict: "an object", bool: "true or false"}
+    return names.get(kind, kind.__name__)

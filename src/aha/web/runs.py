@@ -1,0 +1,122 @@
+"""Finished evaluations: their tables, and the images that stand out in them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aha.errors import OutputError
+from aha.evaluation import RECORD, SCORES, row_from_csv
+from aha.metrics import ARROWS, directions
+from aha.metrics.curves import AVERAGE
+from aha.score_table import Row, Scores
+
+REPORT = "report.html"
+_MOST_ROWS = 1000
+_WHISKERS = 1.5  # quartile ranges beyond the quartiles, as in a box plot
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder that `aha evaluate` wrote, or one with a `scores.csv` of the same columns."""
+
+    folder: Path
+    name: str
+    model: str
+    rows: Sequence[Row]
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        """Reads the folder once.
+
+        Raises:
+            OutputError: It holds no scores that can be read.
+        """
+        try:
+            with (folder / SCORES).open(encoding="utf-8", newline="") as file:
+                rows = [row_from_csv(line) for line in csv.DictReader(file)]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise OutputError(f"{folder} holds no scores that can be read ({type(error).__name__}: {error})") from None
+        model = ""
+        if (folder / RECORD).is_file():
+            try:
+                model = str(json.loads((folder / RECORD).read_bytes()).get("model", ""))
+            except (OSError, ValueError, AttributeError):
+                raise OutputError(f"{folder / RECORD} cannot be read") from None
+        return cls(folder, folder.resolve().name, model, rows)
+
+    @property
+    def report(self) -> Path | None:
+        """The run's own page, if it has one."""
+        path = self.folder / REPORT
+        return path if path.is_file() else None
+
+    def overview(self) -> dict[str, Any]:
+        """Methods, metrics and their means."""
+        arrows = {name: ARROWS[direction] for name, direction in directions().items()}
+        summary = [
+            {
+                **row._asdict(),
+                "arrow": arrows.get(row.metric, ""),
+                "standard_error": _finite(row.standard_error),
+                "mean": _finite(row.mean),
+                "low": _finite(row.low),
+                "high": _finite(row.high),
+            }
+            for row in Scores(rows=list(self.rows), model=self.model).summary()
+        ]
+        return {
+            "name": self.name,
+            "model": self.model,
+            "images": len({row.image for row in self.rows}),
+            "methods": list(dict.fromkeys(row.method for row in self.rows)),
+            "metrics": list(dict.fromkeys(row.metric for row in self.rows)),
+            "summary": summary,
+            "has_report": self.report is not None,
+        }
+
+    def images(self, method: str, metric: str) -> list[dict[str, Any]]:
+        """One method's values of one metric, lowest first; those far from the others are marked."""
+        chosen = [row for row in self.rows if row.method == method and row.metric == metric]
+        by_reference: dict[str, list[Row]] = defaultdict(list)
+        for row in chosen:
+            by_reference[row.reference].append(row)
+        rows = by_reference.get(AVERAGE) or next(iter(by_reference.values()), [])
+        rows = sorted((row for row in rows if math.isfinite(row.value)), key=lambda row: row.value)
+        if not rows:
+            return []
+        low, high = np.percentile([row.value for row in rows], [25, 75])
+        reach = _WHISKERS * (high - low)
+        kept = rows if len(rows) <= _MOST_ROWS else rows[: _MOST_ROWS // 2] + rows[-_MOST_ROWS // 2 :]
+        return [
+            {
+                "image": row.image,
+                "title": Path(row.image).name,
+                "target": row.target,
+                "value": row.value,
+                "outlier": bool(row.value < low - reach or row.value > high + reach),
+            }
+            for row in kept
+        ]
+
+    def picture(self, image: str) -> Path:
+        """The file of an image that the run lists.
+
+        Raises:
+            OutputError: It lists no such image.
+        """
+        if not any(row.image == image for row in self.rows):
+            raise OutputError(f"{self.name} lists no image {image[:80]!r}")
+        return Path(image)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,154 @@
+"""`aha serve`: models loaded, folders read, and the application given to a server."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+
+from aha.demo import MODEL, PHOTOGRAPHS, photographs
+from aha.errors import MissingExtra, ModelError, OutputError, SpecError
+from aha.learned.explainer import Explainer
+from aha.learned.library import cache_folder, explainer_folder, load_explainer
+from aha.methods.aha import AHA
+from aha.models import TargetModel, load_model
+from aha.web.app import create_app
+from aha.web.guard import Guard, is_loopback
+from aha.web.jobs import Jobs
+from aha.web.pictures import Example, Pictures, find_examples
+from aha.web.runs import Run
+from aha.web.store import Store
+from aha.web.workbench import Served, Workbench
+
+PORT = 8642
+_TOKEN_BYTES = 24
+_CONNECTIONS = 256
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says.
+
+    Attributes:
+        models: spec texts; the demo's model if there are none.
+        weights: files for the models, in their order.
+        pretrained: False gives random weights, for trying things out.
+        explainers: folders of trained explainers.
+        runs: folders of finished evaluations.
+        images: folders whose pictures are offered, and may be opened from runs.
+        cache: where results are kept.
+    """
+
+    models: Sequence[str] = ()
+    weights: Sequence[Path] = ()
+    pretrained: bool = True
+    explainers: Sequence[Path] = ()
+    runs: Sequence[Path] = ()
+    images: Sequence[Path] = ()
+    cache: Path | None = None
+    device: str | None = None
+    batch_size: int = 16
+
+
+def make_app(settings: Settings, *, token: str = "", report: Callable[[str], None] = lambda line: None) -> Guard:
+    """Everything that can be wrong is found here, before the first visitor."""
+    runs = [Run.read(folder) for folder in settings.runs]
+    examples = find_examples(settings.images) if settings.images else _demo_examples()
+    store = Store(settings.cache or cache_folder().parent / "explorer")
+    folders = [*settings.images, *settings.runs]
+    served = _with_explainers(_load(settings), settings.explainers)
+    bench = Workbench(served, Pictures(store, examples, folders), store, Jobs(report=report))
+    return create_app(bench, runs, token=token, report=report)
+
+
+def chosen_token(host: str, token: str) -> str:
+    """The token that visitors must know: none on this machine alone, unless one is named."""
+    if token and not re.fullmatch(r"[A-Za-z0-9_-]{8,128}", token):  # it travels in addresses and cookies
+        raise SpecError("a token has 8 to 128 letters, digits, - and _")
+    return token or ("" if is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES))
+
+
+def serve(app: Guard, host: str, port: int, on_ready: Callable[[str], None] = lambda address: None) -> None:
+    """Serves until interrupted; `on_ready` is told the address when the port is open.
+
+    Raises:
+        OutputError: The port cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise OutputError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; try another --port"
+        ) from None
+    shown = f"[{host}]" if ":" in host else host
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=_CONNECTIONS,
+        timeout_graceful_shutdown=3,
+    )
+    on_ready(f"http://{shown}:{listener.getsockname()[1]}/")
+    with listener:
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _load(settings: Settings) -> list[Served]:
+    names = list(settings.models) or [MODEL]
+    if len(settings.weights) > len(names):
+        raise ModelError(f"{len(settings.weights)} weights files for {len(names)} models; name them in the same order")
+    served = []
+    for place, name in enumerate(names):
+        options: dict[str, Any] = {}
+        if place < len(settings.weights):
+            options["weights"] = str(settings.weights[place])
+        elif not settings.pretrained:
+            options["pretrained"] = False
+        model = load_model(name, device=settings.device, batch_size=settings.batch_size, **options)
+        earlier = names[:place].count(name)
+        served.append(Served(f"{name} #{earlier + 1}" if earlier else name, model, options))
+    return served
+
+
+def _with_explainers(served: Sequence[Served], folders: Sequence[Path]) -> list[Served]:
+    """Each model with the explainers that were trained for it, named ones first."""
+    named = {folder: load_explainer(str(folder), torch.device("cpu")) for folder in folders}
+    result = []
+    for one in served:
+        own = [AHA(explainer=str(folder)) for folder, found in named.items() if _belongs(found, one.model)]
+        own += [AHA()] * (explainer_folder(one.model) is not None)
+        result.append(Served(one.name, one.model, one.options, own))
+    used = {method.explainer for one in result for method in one.explainers}
+    for folder in folders:
+        if str(folder) not in used:
+            raise ModelError(
+                f"the explainer in {folder} was trained for {named[folder].config.target}, not on offer here"
+            )
+    return result
+
+
+def _belongs(explainer: Explainer, model: TargetModel) -> bool:
+    return explainer.config.target_digest == model.digest
+
+
+def _demo_examples() -> list[Example]:
+    """The demo's photographs, where they are installed."""
+    try:
+        paths = photographs()
+    except MissingExtra:
+        return []
+    return [Example(path, PHOTOGRAPHS[path.name]) for path in paths if path.is_file()]
+
+
+__all__ = ["PORT", "Settings", "chosen_token", "make_app", "serve"]

@@ -1,0 +1,300 @@
+// The page: pictures in, classes out, and everything else hangs on the two.
+
+import { ask, get, post, Stopped, text, upload } from "./api.js";
+import * as compare from "./compare.js";
+import * as contrast from "./contrast.js";
+import { $, make, say, show } from "./dom.js";
+import { currentLens, setLens } from "./lens.js";
+import * as refine from "./refine.js";
+import * as runs from "./runs.js";
+import { remember, restore, setLink, state, TABS } from "./state.js";
+
+const MOST_AT_ONCE = 50;
+let about, model;
+let pictures = []; // records of this session
+let classes = []; // the model's best
+const named = new Map(); // index -> label
+let generation = 0;
+
+const labelOf = (index) => named.get(index) ?? `class ${index}`;
+
+// Pictures
+
+async function take(files) {
+  const wanted = [...files].filter((file) => !file.type || file.type.startsWith("image/") || files.length === 1);
+  if (!wanted.length) return say("there is no picture among these files");
+  if (wanted.length > MOST_AT_ONCE) say(`${wanted.length} pictures; the first ${MOST_AT_ONCE} are taken`, { calm: true });
+  let first = null;
+  for (const file of wanted.slice(0, MOST_AT_ONCE)) {
+    if (file.size > about.max_upload) {
+      say(`${file.name} is larger than ${about.max_upload / 2 ** 20} MB`);
+      continue;
+    }
+    try {
+      const record = await upload(file);
+      first ??= record;
+      keep(record);
+      if (first === record) { say(""); openPicture(record); }
+    } catch (error) { say(error.message); }
+  }
+  return undefined;
+}
+
+function keep(record) {
+  if (!pictures.some((one) => one.key === record.key)) pictures.push(record);
+  drawStrip();
+}
+
+function drawStrip() {
+  $("strip").hidden = pictures.length < 2;
+  $("strip").replaceChildren(...pictures.map((one) => make("button", {
+    type: "button", title: one.name, "aria-label": one.name, "aria-current": String(one.key === state.picture), on: { click: () => openPicture(one) },
+  }, make("img", { src: `/api/pictures/${one.key}/thumbnail`, alt: "", loading: "lazy" }))));
+}
+
+/** Shows a picture; for a class and a method where it is known what to look at. */
+async function openPicture(record, { target = null, method = null } = {}) {
+  state.picture = record.key;
+  state.target = target;
+  state.rivals = [];
+  if (method && !state.methods.includes(method)) state.methods = [method, ...state.methods].slice(0, 8);
+  if (method) state.by = state.methods.indexOf(method);
+  if (state.tab === "runs") state.tab = "compare";
+  setLens({ zoom: 1, x: 0.5, y: 0.5 });
+  keep(record);
+  await showPicture();
+}
+
+async function showPicture() {
+  const turn = ++generation;
+  $("thumbnail").src = `/api/pictures/${state.picture}/thumbnail`;
+  $("original").hidden = false;
+  $("hint").hidden = true;
+  if (matchMedia("(max-width: 900px)").matches) $("examples-box").open = false;
+  $("welcome").hidden = true;
+  drawStrip();
+  refine.reset();
+  contrast.reset();
+  selectTab(state.tab);
+  try {
+    const found = await ask("/api/classes", { picture: state.picture, model: state.model });
+    if (turn !== generation) return;
+    classes = found.classes;
+    for (const one of classes) named.set(one.index, one.label);
+    state.target ??= classes[0].index;
+    if (!named.has(state.target)) await learnName(state.target);
+    contrast.setBest(classes.map((one) => one.index));
+    drawClasses();
+    classChanged();
+  } catch (error) {
+    if (turn === generation && !(error instanceof Stopped)) say(error.message);
+  }
+}
+
+async function learnName(index) {
+  const { classes: [hit] } = await get(`/api/classes?${new URLSearchParams({ model: state.model, search: String(index) })}`);
+  if (hit) named.set(hit.index, hit.label);
+}
+
+// Classes
+
+function drawClasses() {
+  const others = [...new Set([state.target, ...state.rivals])].filter((index) => !classes.some((one) => one.index === index));
+  const rows = [...classes, ...others.map((index) => ({ index, label: labelOf(index), score: null }))];
+  const most = model.is_probability ? 1 : Math.max(...classes.map((one) => Math.abs(one.score)), 1e-9);
+  $("classes-box").hidden = false;
+  $("classes").replaceChildren(...rows.map((one) => {
+    const bar = make("i");
+    bar.style.width = `${one.score === null ? 0 : Math.max(0, (100 * one.score) / most)}%`;
+    const pick = make("button", { type: "button", class: "pick", "aria-pressed": String(one.index === state.target), title: `class ${one.index}`, on: { click: () => pickClass(one.index) } },
+      bar, make("span", {}, one.label), make("span", {}, one.score === null ? "" : show(one.score, 3)));
+    const box = make("input", { type: "checkbox", checked: state.rivals.includes(one.index), "aria-label": `Compare ${one.label}`, on: { change: () => {
+      state.rivals = box.checked ? [...state.rivals, one.index].slice(-about.most_classes) : state.rivals.filter((index) => index !== one.index);
+      remember();
+      drawClasses();
+      if (state.tab === "contrast") openTab();
+    } } });
+    return make("li", {}, pick, make("label", { class: "rival", title: "compare in the contrast view" }, box));
+  }));
+}
+
+function pickClass(index) {
+  state.target = index;
+  drawClasses();
+  classChanged();
+}
+
+function classChanged() {
+  remember();
+  refine.reset();
+  openTab();
+  compare.reload(labelOf(state.target)).catch((error) => say(error.message));
+}
+
+async function searchClass() {
+  const search = $("class-search").value.trim();
+  if (!search) return;
+  try {
+    const { classes: hits } = await get(`/api/classes?${new URLSearchParams({ model: state.model, search })}`);
+    $("class-hints").replaceChildren(...hits.map((one) => make("option", { value: one.label })));
+    const exact = hits.find((one) => one.label.toLowerCase() === search.toLowerCase()) ?? (hits.length === 1 && /^\d+$/.test(search) ? hits[0] : null);
+    if (exact) {
+      named.set(exact.index, exact.label);
+      $("class-search").value = "";
+      pickClass(exact.index);
+    }
+  } catch (error) { say(error.message); }
+}
+
+// Views
+
+function selectTab(name) {
+  state.tab = name;
+  for (const tab of TABS) {
+    $(`tab-${tab}`).setAttribute("aria-selected", String(tab === name));
+    $(`tab-${tab}`).tabIndex = tab === name ? 0 : -1;
+    $(tab).hidden = tab !== name || (tab !== "runs" && !state.picture);
+  }
+  $("welcome").hidden = Boolean(state.picture) || name === "runs";
+  remember();
+}
+
+function openTab() {
+  if (state.tab === "refine") refine.open(about, model);
+  if (state.tab === "contrast" && state.target !== null) contrast.open(labelOf);
+  if (state.tab === "runs") runs.open();
+}
+
+function chooseModel(name) {
+  model = about.models.find((one) => one.name === name) ?? about.models[0];
+  if (state.model !== model.name) named.clear();
+  state.model = model.name;
+  $("model").value = model.name;
+  $("method-hints").replaceChildren(...model.methods.map((one) => make("option", { value: one.text }, one.summary)));
+  if (!state.methods.length) state.methods = [...model.suggested];
+}
+
+async function share() {
+  Object.assign(state, currentLens());
+  try {
+    const { key } = await post("/api/sessions", { pictures: pictures.map((one) => one.key), view: state });
+    const link = `${location.origin}/#s=${key}`;
+    setLink(link);
+    await navigator.clipboard?.writeText(link).then(() => say("The link is in the clipboard.", { calm: true }), () => say(link, { calm: true }));
+  } catch (error) { say(error.message); }
+}
+
+function openDialog(title, content) {
+  $("dialog-title").textContent = title;
+  $("dialog-text").textContent = content;
+  $("dialog").showModal();
+}
+
+async function showCode() {
+  const keys = compare.mapKeys();
+  if (!keys.length) return say("there are no maps yet", { calm: true });
+  try {
+    openDialog("The same maps in Python", await text(`/api/snippet?maps=${keys.join(",")}`));
+  } catch (error) { say(error.message); }
+  return undefined;
+}
+
+const KEYS = `1 to 9      explain the first, second, ... class
+[ and ]     fewer, more pixels in the scrubber
+d           delete or insert
+arrows      move, in a picture that has the focus
++ - 0       zoom in, out, all of it
+wheel, drag zoom and move; all pictures follow`;
+
+function onKey(event) {
+  if (event.target.closest("input, select, textarea, dialog") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (/^[1-9]$/.test(event.key) && classes[event.key - 1]) pickClass(classes[event.key - 1].index);
+  else if (event.key === "[") compare.nudge(-0.01);
+  else if (event.key === "]") compare.nudge(0.01);
+  else if (event.key === "d") compare.flip();
+  else if (event.key === "?") openDialog("Keys", KEYS);
+}
+
+function wire() {
+  for (const id of ["file", "folder"]) $(id).addEventListener("change", () => { take($(id).files); });
+  document.addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("dropping"); });
+  document.addEventListener("dragleave", (event) => event.relatedTarget || document.body.classList.remove("dropping"));
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    document.body.classList.remove("dropping");
+    if (event.dataTransfer.files.length) take(event.dataTransfer.files);
+  });
+  document.addEventListener("paste", (event) => { if (event.clipboardData.files.length) take(event.clipboardData.files); });
+  document.addEventListener("keydown", onKey);
+  $("class-search").addEventListener("input", searchClass);
+  $("model").addEventListener("change", () => {
+    chooseModel($("model").value);
+    [state.target, state.rivals] = [null, []];
+    if (state.picture) showPicture();
+  });
+  for (const tab of TABS) {
+    $(`tab-${tab}`).addEventListener("click", () => { selectTab(tab); openTab(); });
+    $(`tab-${tab}`).addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      const next = TABS[(TABS.indexOf(tab) + step + TABS.length) % TABS.length];
+      selectTab(next);
+      openTab();
+      $(`tab-${next}`).focus();
+    });
+  }
+  $("share").addEventListener("click", share);
+  $("code").addEventListener("click", showCode);
+  $("help").addEventListener("click", () => openDialog("Keys", KEYS));
+  $("dialog-copy").addEventListener("click", () => navigator.clipboard?.writeText($("dialog-text").textContent));
+  window.addEventListener("hashchange", async () => { if (await readLink()) location.reload(); });
+}
+
+/** Takes the view out of the address, if there is one. */
+async function readLink() {
+  const [kind, value] = [location.hash.slice(1, 3), location.hash.slice(3)];
+  try {
+    if (kind === "v=") restore(JSON.parse(decodeURIComponent(value)));
+    else if (kind === "s=") {
+      const session = await get(`/api/sessions/${encodeURIComponent(value)}`);
+      restore(session.view);
+      pictures = session.pictures;
+    } else return false;
+    return true;
+  } catch (error) {
+    say(`this link cannot be read: ${error.message}`);
+    return false;
+  }
+}
+
+async function begin() {
+  about = await get("/api/about");
+  await readLink();
+  $("model").replaceChildren(...about.models.map((one) => make("option", { value: one.name }, one.name)));
+  chooseModel(state.model);
+  $("examples-box").hidden = !about.examples.length;
+  $("examples-box").open = !state.picture;
+  $("examples").replaceChildren(...about.examples.map((title, i) => make("button", {
+    type: "button", title, "aria-label": title, on: { click: async () => {
+      try { say(""); openPicture(await post(`/api/examples/${i}`, {})); } catch (error) { say(error.message); }
+    } },
+  }, make("img", { src: `/api/examples/${i}/thumbnail`, alt: "", loading: "lazy" }))));
+  compare.start(about);
+  runs.start(about, openPicture);
+  wire();
+  selectTab(state.tab);
+  if (state.picture) {
+    try {
+      const record = await get(`/api/pictures/${state.picture}`);
+      if (!pictures.some((one) => one.key === record.key)) pictures.push(record);
+      setLens({ zoom: state.zoom, x: state.x, y: state.y });
+      await showPicture();
+    } catch (error) {
+      state.picture = "";
+      selectTab(state.tab);
+      say(error.message);
+    }
+  } else openTab();
+}
+
+begin().catch((error) => say(error.message));

@@ -1,0 +1,69 @@
+// Finished evaluations: their table, their images, and the way from one that stands out to its picture.
+
+import { get, post } from "./api.js";
+import { $, make, say, show } from "./dom.js";
+
+let openPicture = () => {};
+let about;
+
+export function start(told, opener) {
+  [about, openPicture] = [told, opener];
+  $("runs").classList.add("panel");
+  if (!about.runs.length) {
+    $("runs").replaceChildren(make("p", { class: "note" }, "No runs are on offer. Measure with “aha evaluate … --out RUN” and start with --run RUN."));
+  }
+}
+
+export async function open() {
+  if (!about.runs.length || $("runs").childElementCount) return;
+  const choice = make("select", { id: "run", on: { change: () => load(Number(choice.value)) } },
+    ...about.runs.map((run, i) => make("option", { value: i }, run.name)));
+  $("runs").replaceChildren(make("label", {}, "Run ", choice), make("div", { class: "panel", id: "run-content" }));
+  await load(0);
+}
+
+async function load(number) {
+  try {
+    const run = await get(`/api/runs/${number}`);
+    const columns = [...new Set(run.summary.map((row) => `${row.metric}|${row.reference}|${row.protocol}`))];
+    const head = columns.map((column) => {
+      const [metric, reference] = column.split("|"), row = run.summary.find((one) => one.metric === metric);
+      return make("th", {}, `${metric} ${row.arrow} ${reference}`);
+    });
+    const body = run.methods.map((method) => make("tr", {}, make("td", {}, method), ...columns.map((column) => {
+      const row = run.summary.find((one) => one.method === method && `${one.metric}|${one.reference}|${one.protocol}` === column);
+      const text = row?.mean == null ? "" : show(row.mean, 3) + (row.standard_error == null ? "" : ` ± ${show(row.standard_error, 3)}`);
+      return make("td", {}, text);
+    })));
+    const method = select("run-method", run.methods), metric = select("run-metric", run.metrics);
+    const images = make("div", { class: "scroll", id: "run-images" });
+    const list = () => listImages(number, method.value, metric.value, images);
+    method.addEventListener("change", list);
+    metric.addEventListener("change", list);
+    $("run-content").replaceChildren(
+      make("p", { class: "note" }, `${run.images} images, ${run.model || "model not recorded"}`),
+      ...(run.has_report ? [make("a", { href: `/api/runs/${number}/report`, target: "_blank", rel: "noopener" }, "The run's own report")] : []),
+      make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, make("th", {}, "method"), ...head)), make("tbody", {}, ...body))),
+      make("div", { class: "row wrap" }, make("label", {}, "Images by ", method), make("label", {}, "and ", metric)), images);
+    await list();
+  } catch (error) { say(error.message); }
+}
+
+const select = (id, names) => make("select", { id }, ...names.map((name) => make("option", { value: name }, name)));
+
+async function listImages(number, method, metric, place) {
+  try {
+    const { images } = await get(`/api/runs/${number}/images?${new URLSearchParams({ method, metric })}`);
+    const rows = images.map((one) => make("tr", { class: one.outlier ? "outlier" : "" },
+      make("td", {}, make("button", { type: "button", on: { click: () => jump(number, one, method) } }, one.title)),
+      make("td", {}, show(one.value, 3)), make("td", {}, `class ${one.target}`)));
+    place.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...["image, lowest first", metric, "target"].map((head) => make("th", {}, head)))),
+      make("tbody", {}, ...rows)));
+  } catch (error) { say(error.message); }
+}
+
+async function jump(number, image, method) {
+  try {
+    openPicture(await post(`/api/runs/${number}/images`, { image: image.image }), { target: image.target, method });
+  } catch (error) { say(error.message); }
+}

@@ -1,0 +1,135 @@
+"""What the explorer keeps: results and pictures in one folder, each under the key of its content.
+
+    cache/
+      results/KEY.json     a record; written last, so what has one is whole
+      results/KEY.npz      its arrays, if it has any
+      pictures/KEY.bin     a picture as it was uploaded; never served as it is
+      pictures/KEY.json    its name and size
+      sessions/KEY.json    a visitor's pictures and view, for links
+
+The folder may be deleted at any time. Beyond its size limit the results that were not looked at for longest go first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aha.errors import AhaError
+from aha.results import check_writable, write_atomically, writing
+
+_KEY = re.compile(r"[0-9a-f]{32}")
+_TRIM_EVERY = 32  # writes between two looks at the size of the folder
+
+
+class Gone(AhaError):
+    """Nothing is kept under this key."""
+
+
+class Store:
+    """Records with arrays, by kind and key.
+
+    Args:
+        folder: made when something is written for the first time.
+        max_bytes: size beyond which the oldest records go.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int = 2 * 2**30) -> None:
+        check_writable(folder)
+        self.folder = folder
+        self._max_bytes = max_bytes
+        self._writes = 0
+        self._lock = threading.Lock()
+
+    def put(self, kind: str, key: str, record: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> None:
+        """Writes a record, its files first; readers see all of it or nothing."""
+        path = self._path(kind, key, "json")
+        text = json.dumps(record).encode()
+        with self._lock, writing(self.folder):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for suffix, content in (files or {}).items():
+                _write(path.with_suffix(f".{suffix}"), content)
+            _write(path, text)
+            self._writes += 1
+            if self._writes % _TRIM_EVERY == 0:
+                self._trim()
+
+    def find(self, kind: str, key: str) -> dict[str, Any] | None:
+        """The record under this key, if there is one."""
+        path = self._path(kind, key, "json")
+        try:
+            record: dict[str, Any] = json.loads(path.read_bytes())
+            os.utime(path)  # looked at just now
+        except (OSError, ValueError):
+            return None
+        return record
+
+    def get(self, kind: str, key: str) -> dict[str, Any]:
+        """The record under this key.
+
+        Raises:
+            Gone: There is none.
+        """
+        record = self.find(kind, key)
+        if record is None:
+            raise Gone(f"no {kind.removesuffix('s')} {key}; it was never here, or made room for others")
+        return record
+
+    def content(self, kind: str, key: str, suffix: str) -> bytes:
+        """A file of a record."""
+        try:
+            return self._path(kind, key, suffix).read_bytes()
+        except OSError:
+            raise Gone(f"no {kind.removesuffix('s')} {key}; it was never here, or made room for others") from None
+
+    def array(self, key: str, name: str) -> NDArray[Any]:
+        """One array of a result; a damaged file is dropped, so that it is computed again."""
+        path = self._path("results", key, "npz")
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                found: NDArray[Any] = arrays[name]
+                return found
+        except Exception:  # whatever is wrong with the file or its name, there is no such array
+            if path.exists() and not _is_whole(path):
+                path.with_suffix(".json").unlink(missing_ok=True)
+            raise Gone(f"result {key} has no array {name!r}") from None
+
+    def _path(self, kind: str, key: str, suffix: str) -> Path:
+        # The only way from a visitor's text to a file: 32 hexadecimal digits reach nothing else.
+        if not _KEY.fullmatch(key):
+            raise Gone(f"{key[:40]!r} is not a key")
+        return self.folder / kind / f"{key}.{suffix}"
+
+    def _trim(self) -> None:
+        records = sorted(self.folder.glob("*/*.json"), key=lambda path: path.stat().st_mtime)
+        sizes = {
+            record: sum(file.stat().st_size for file in record.parent.glob(f"{record.stem}.*")) for record in records
+        }
+        total = sum(sizes.values())
+        for record in records:
+            if total <= self._max_bytes:
+                break
+            total -= sizes[record]
+            record.unlink(missing_ok=True)  # first, so that nothing is ever half there
+            for file in record.parent.glob(f"{record.stem}.*"):
+                file.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    write_atomically(path, lambda file: file.write(content))
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return all(arrays[name] is not None for name in arrays.files)
+    except Exception:
+        return False

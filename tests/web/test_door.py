@@ -1,0 +1,330 @@
+"""Malformed and hostile requests: one line each, never a stack trace, a hang or a file."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking import ADDRESS, MODEL, make_client, png, upload
+from PIL import Image
+from starlette.testclient import TestClient
+
+from aha.web import pictures
+from aha.web.guard import is_loopback
+from aha.web.serving import chosen_token
+from aha.web.workbench import Workbench
+from command_line import bomb
+
+TOKEN = "a-long-enough-token"
+
+
+def assert_refused(answer: Any, status: int | None = None, *words: str) -> None:
+    """A client error with one line of JSON that tells nothing about the inside."""
+    assert 400 <= answer.status_code < 500, (answer.status_code, answer.text[:200])
+    assert status is None or answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error"}
+    line = answer.json()["error"]
+    assert line and "\n" not in line and "Traceback" not in line
+    for word in words:
+        assert word in line
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../app.py",
+        "/static/..%2fapp.py",
+        "/static/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+        "/static//etc/passwd",
+        "/static/style.css%00.html",
+        "/../../etc/passwd",
+        "/api/results/../../pictures/x",
+        "/api/results/..%2f..%2fetc%2fpasswd",
+        "/api/results/" + "a" * 31 + "/values",
+        "/api/results/" + "A" * 32 + "/values",
+        "/api/results/" + "0" * 32 + "/values",
+        "/api/results/" + "0" * 32 + "/%2e%2e%2fvalues",
+        "/api/sessions/..%2f..%2f..%2fetc%2fpasswd",
+        "/api/pictures/%2fetc%2fpasswd/thumbnail",
+        "/api/examples/-1/thumbnail",
+        "/api/examples/99/thumbnail",
+        "/api/runs/7",
+        "/api/runs/1e9",
+        "/api/jobs/nothing",
+        "/api/bundle?maps=../../etc/passwd",
+        "/api/snippet",
+        "/api/colours/..%2f",
+        "/favicon.ico",
+        "/.git/config",
+    ],
+)
+def test_no_address_leads_out(client: TestClient, path: str) -> None:
+    answer = client.get(path, follow_redirects=False)
+    assert_refused(answer)
+    assert "root:" not in answer.text
+
+
+def test_too_long_an_address_is_refused(client: TestClient) -> None:
+    assert_refused(client.get("/api/classes?search=" + "a" * 9000), 414)
+
+
+def test_other_verbs_are_refused(client: TestClient) -> None:
+    for verb in ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
+        assert_refused(client.request(verb, "/api/about"), 405)
+
+
+def test_every_answer_is_locked_down(client: TestClient, picture: str) -> None:
+    for path in ("/", "/static/main.js", "/api/about", f"/api/pictures/{picture}/thumbnail", "/nothing"):
+        headers = client.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_asks_nobody_else(client: TestClient) -> None:
+    page = client.get("/").text
+    files = [client.get(f"/static/{name}").text for name in ("style.css", "main.js", "api.js", "dom.js", "compare.js")]
+    assert not any("//" + host in text for text in [page, *files] for host in ("cdn", "fonts", "unpkg", "ajax"))
+    assert "http://" not in page and "https://" not in page
+    assert "innerHTML" not in "".join(files)
+
+
+# Who may come in
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "192.168.0.4", "", "localhost.evil.example:80"]
+)
+def test_other_hosts_are_turned_away(client: TestClient, host: str) -> None:
+    assert_refused(client.get("/api/about", headers={"host": host}), 421)
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8642", "127.0.0.1:1", "[::1]:8642"])
+def test_own_hosts_are_let_in(client: TestClient, host: str) -> None:
+    assert client.get("/api/about", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}],
+    ids=["origin", "null", "fetch"],
+)
+def test_other_sites_are_turned_away(client: TestClient, headers: dict[str, str]) -> None:
+    assert_refused(client.post("/api/examples/0", headers=headers), 403)
+    assert client.post("/api/examples/0", headers={"origin": ADDRESS}).status_code == 201
+
+
+def test_a_token_opens_the_door(bench: Workbench) -> None:
+    with make_client(bench, token=TOKEN) as visitor:
+        assert_refused(visitor.get("/api/about"), 401, "token")
+        assert_refused(visitor.get("/"), 401)
+        assert_refused(visitor.get("/?token=wrong"), 401)
+        assert_refused(visitor.get("/api/about", headers={"cookie": "aha_token=wrong"}), 401)
+        assert_refused(visitor.get("/api/about", headers={"authorization": b"Bearer \xe4"}), 401)
+        assert_refused(visitor.get(f"/api/about?token={TOKEN}"), 401)  # only the page takes it from the address
+        bearer = {"authorization": f"Bearer {TOKEN}", "host": "far.example:8642"}
+        assert visitor.get("/api/about", headers=bearer).status_code == 200
+        welcome = visitor.get(f"/?token={TOKEN}", follow_redirects=False)
+        assert welcome.status_code == 303 and welcome.headers["location"] == "/"
+        assert "HttpOnly" in welcome.headers["set-cookie"] and "SameSite=Strict" in welcome.headers["set-cookie"]
+        assert visitor.get("/api/about").status_code == 200  # the cookie is kept
+
+
+def test_a_token_is_demanded_beyond_loopback() -> None:
+    assert chosen_token("127.0.0.1", "") == "" == chosen_token("localhost", "") == chosen_token("::1", "")
+    assert len(chosen_token("0.0.0.0", "")) >= 32
+    assert chosen_token("0.0.0.0", "") != chosen_token("0.0.0.0", "")
+    assert chosen_token("192.168.0.4", TOKEN) == TOKEN
+    assert not is_loopback("0.0.0.0") and not is_loopback("example.org")
+
+
+# Uploads
+
+
+def test_what_does_not_decode_is_no_picture(client: TestClient, tmp_path: Path) -> None:
+    script = b"<!doctype html><script>alert(1)</script>"
+    vector = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+    for content in (b"", b"\x89PNG\r\n\x1a\n", b"GIF89a", script, vector, b"%!PS-Adobe-3.0", png()[:60], b"\0" * 4096):
+        answer = client.post("/api/pictures?name=a.png", content=content, headers={"content-type": "image/png"})
+        assert_refused(answer, 422)
+    answer = client.post(
+        "/api/pictures", content=bomb(tmp_path / "b.png").read_bytes(), headers={"content-type": "image/png"}
+    )
+    assert_refused(answer, 422, "pixels")
+
+
+def test_too_many_pixels_are_refused(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 1000)
+    answer = client.post("/api/pictures", content=png(77), headers={"content-type": "image/png"})
+    assert_refused(answer, 422, "1,000 pixels")
+
+
+def test_too_many_bytes_are_refused(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MAX_UPLOAD", 2048)
+    kind = {"content-type": "image/png"}
+    assert_refused(client.post("/api/pictures", content=b"\0" * 4096, headers=kind), 413)
+    stream = (b"\0" * 512 for _ in range(8))  # no content length: counted as it comes
+    assert_refused(client.post("/api/pictures", content=stream, headers=kind), 413)
+    assert_refused(
+        client.post("/api/pictures", content=b"", headers={**kind, "content-length": "99999999999999999"}), 413
+    )
+
+
+def test_a_polyglot_leaves_only_its_pixels(client: TestClient) -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as target:
+        target.writestr("evil.html", "<script>alert(1)</script>")
+    both = png(5) + archive.getvalue() + b"<script>alert(2)</script>"
+    key = upload(client, both, "../../<script>.png")
+    record = client.get(f"/api/pictures/{key}").json()
+    assert "/" not in record["name"]
+    for path in ("thumbnail", f"input?model={MODEL}", f"reference?model={MODEL}&reference=blur"):
+        answer = client.get(f"/api/pictures/{key}/{path}")
+        assert answer.headers["content-type"] in ("image/jpeg", "image/png")
+        assert b"<script>" not in answer.content and b"PK\x03\x04" not in answer.content
+        Image.open(io.BytesIO(answer.content)).load()
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data; boundary=x", "text/html", ""])
+def test_wrong_content_types_are_refused(client: TestClient, kind: str) -> None:
+    assert_refused(client.post("/api/pictures", content=png(), headers={"content-type": kind}), 415)
+    assert_refused(client.post("/api/maps", content=b"{}", headers={"content-type": kind}), 415)
+
+
+# Questions
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"[" * 20_000,
+        b'{"picture": NaN}',
+        b'{"picture": ' + b"9" * 5000 + b"}",
+        b'{"picture": "\\ud800", "model": "\\ud800", "method": "\\ud800", "target": 1}',
+        b'\xff\xfe{"a": 1}',
+        b'{"unknown": 1}',
+        b"{" + b'"a": 1,' * 20_000 + b'"b": 1}',
+    ],
+    ids=range(11),
+)
+def test_bodies_that_make_no_sense(client: TestClient, body: bytes) -> None:
+    for path in ("/api/classes", "/api/maps", "/api/curves", "/api/refinements", "/api/contrasts", "/api/sessions"):
+        assert_refused(client.post(path, content=body, headers={"content-type": "application/json"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"target": 1000}, "does not exist"),
+        ({"target": -1}, "does not exist"),
+        ({"target": 2**40}, "out of range"),
+        ({"target": True}, "whole number"),
+        ({"target": "3"}, "whole number"),
+        ({"method": "grad_can"}, "grad_cam"),
+        ({"method": "__import__('os').system('true')"}, "method"),
+        ({"method": "aha('/etc')"}, "--explainer"),
+        ({"method": "aha"}, "no explainer"),
+        ({"method": "smooth(smooth(aha('somebody/else')))"}, "--explainer"),
+        ({"method": "occlusion(reference=image('/etc/passwd'))"}, "no files"),
+        ({"method": "rise(n=100000000)"}, "too much"),
+        ({"method": "smooth(" * 5 + "gradient" + ")" * 5}, "deep"),
+        ({"method": "(" * 3000}, "method"),
+        ({"method": "rollout"}, "attention"),
+        ({"model": "timm:resnet50"}, "no model"),
+        ({"model": "hf:../../etc"}, "no model"),
+        ({"picture": "0" * 32}, "picture"),
+        ({"picture": "../../etc/passwd"}, "key"),
+        ({"extra": 1}, "extra"),
+    ],
+)
+def test_questions_that_cannot_be_answered(
+    client: TestClient, picture: str, changes: dict[str, Any], word: str
+) -> None:
+    question = {"picture": picture, "model": MODEL, "method": "grad_cam", "target": 3} | changes
+    assert_refused(client.post("/api/maps", json=question), None, word)
+
+
+def test_curves_and_contrasts_within_reason(client: TestClient, picture: str, shown_map: dict[str, Any]) -> None:
+    key = shown_map["key"]
+    for changes in (
+        {"steps": 100_000},
+        {"steps": 0},
+        {"references": []},
+        {"references": ["black", "black"]},
+        {"references": ["image('/etc/passwd')"]},
+        {"references": ["adaptive_blur"]},
+        {"references": ["blur(kernel=100001)"]},
+        {"map": "f" * 32},
+        {"references": "black"},
+        {"references": [3]},
+    ):
+        assert_refused(client.post("/api/curves", json={"map": key} | changes))
+    for classes in ([], [3], [3, 3], list(range(20)), [3, 10_000], ["a", "b"]):
+        question = {"picture": picture, "model": MODEL, "method": "grad_cam", "classes": classes}
+        assert_refused(client.post("/api/contrasts", json=question))
+    no_map = client.post("/api/classes", json={"picture": picture, "model": MODEL}).json()["key"]
+    assert_refused(client.post("/api/curves", json={"map": no_map}))
+
+
+def test_fuzzed_requests_never_break_the_server(client: TestClient, picture: str, shown_map: dict[str, Any]) -> None:
+    chance = random.Random(0)
+    known = [picture, shown_map["key"], MODEL, "grad_cam", "black", "0" * 32]
+    junk = ["", "..", "../" * 9, "\0", "%", "💥", "A" * 3000, "-1", "1e309", "\ud83d", "'; --", "{{7*7}}", "null"]
+    values: list[Any] = [*known, *junk, None, True, -1, 0, 3, 2**70, 0.5, 1e308, [], {}, [[]], [1, 2], {"a": []}]
+    names = [
+        "picture",
+        "model",
+        "method",
+        "target",
+        "map",
+        "references",
+        "steps",
+        "classes",
+        "rounds",
+        "pictures",
+        "view",
+    ]
+    paths = ["classes", "maps", "curves", "refinements", "contrasts", "sessions", "pictures", "jobs", "runs/0/images"]
+    statuses = set()
+    for _ in range(300):
+        path = f"/api/{chance.choice(paths)}"
+        if chance.random() < 0.3:
+            path += "/" + "".join(chance.choice("abc0/.%?&=;é") for _ in range(chance.randrange(20)))
+        verb = chance.choice(["GET", "POST", "POST", "DELETE", "HEAD"])
+        # Most of a real question, so that the fuzz reaches past the first check; but nothing that would be computed.
+        body: Any = {name: chance.choice(values) for name in chance.sample(names, chance.randrange(5))}
+        content = json.dumps(body).encode() if chance.random() < 0.8 else chance.randbytes(chance.randrange(200))
+        kind = chance.choice(["application/json"] * 4 + ["image/png", "text/plain", b"\xc3\xa9"])
+        answer = client.request(verb, path, content=content, headers={"content-type": kind})
+        statuses.add(answer.status_code)
+        assert answer.status_code < 500, (verb, path, content)
+        assert "Traceback" not in answer.text and 'File "' not in answer.text
+    assert statuses >= {400, 404, 405, 415, 422}
+    assert client.get("/api/about").status_code == 200
+
+
+def test_an_error_inside_stays_inside(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+
+    def broken(*_args: Any) -> Any:
+        raise RuntimeError("secret of the inside")
+
+    monkeypatch.setattr(bench.pictures, "record", broken)
+    with make_client(bench, report=lines.append) as visitor:
+        answer = visitor.get("/api/pictures/" + "0" * 32)
+        assert answer.status_code == 500
+        assert "secret" not in answer.text and set(answer.json()) == {"error"}
+        assert len(lines) == 1 and "RuntimeError" in lines[0]
+        assert visitor.get("/api/about").status_code == 200

@@ -1,0 +1,276 @@
+"""Jobs: shared, limited, cancelled, survived; many visitors, and a second life of the server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from asking import MODEL, asked, finished, make_bench, make_client, png, upload
+from starlette.testclient import TestClient
+
+from aha.errors import AhaError
+from aha.models import TargetModel
+from aha.web import workbench
+from aha.web.jobs import CURRENT, Busy, Job, Jobs
+from aha.web.store import Gone, Store
+from aha.web.workbench import Workbench
+
+SLOW = "rise(n=5000)"
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    made = Jobs(max_waiting=3, max_per_owner=4)
+    yield made
+    made.close()
+
+
+class Gate:
+    """Work that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.started, self.open = threading.Event(), threading.Event()
+
+    def __call__(self, job: Job) -> None:
+        self.started.set()
+        while not self.open.wait(0.01):
+            job.checkpoint()
+
+
+def nothing(_job: Job) -> None:
+    pass
+
+
+def test_equal_work_is_done_once(jobs: Jobs) -> None:
+    gate = Gate()
+    first = jobs.submit("a", "work", "lane", gate, owner="x")
+    assert jobs.submit("a", "work", "lane", nothing, owner="y") is first
+    gate.open.set()
+    found = jobs.wait("a", 5)
+    assert found is first and found.status == "done"
+    assert found.owners == {"x", "y"}
+
+
+def test_a_lane_does_one_thing_at_a_time_and_quick_ones_first(jobs: Jobs) -> None:
+    gate, order = Gate(), []
+    jobs.submit("gate", "work", "lane", gate, owner="x")
+    gate.started.wait(5)
+    jobs.submit("slow", "work", "lane", lambda job: order.append("slow"), owner="x", priority=2)
+    quick = jobs.submit("quick", "work", "lane", lambda job: order.append("quick"), owner="x", priority=0)
+    assert jobs.ahead_of(quick) == 1
+    gate.open.set()
+    jobs.wait("slow", 5)
+    assert order == ["quick", "slow"]
+
+
+def test_work_ends_when_the_last_visitor_leaves(jobs: Jobs) -> None:
+    gate = Gate()
+    jobs.submit("a", "work", "lane", gate, owner="x")
+    jobs.submit("a", "work", "lane", gate, owner="y")
+    gate.started.wait(5)
+    jobs.cancel("a", "x")
+    time.sleep(0.05)
+    assert jobs.get("a").status == "running"  # type: ignore[union-attr]
+    jobs.cancel("a", "y")
+    assert jobs.wait("a", 5).status == "cancelled"  # type: ignore[union-attr]
+
+
+def test_waiting_work_is_cancelled_at_once(jobs: Jobs) -> None:
+    gate = Gate()
+    jobs.submit("gate", "work", "lane", gate, owner="x")
+    jobs.submit("a", "work", "lane", nothing, owner="x")
+    assert jobs.cancel("a", "x").status == "cancelled"  # type: ignore[union-attr]
+    gate.open.set()
+    assert jobs.wait("gate", 5).status == "done"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), MemoryError(), SystemExit(3), AhaError("one\nline")])
+def test_a_crash_leaves_the_lane_alive(jobs: Jobs, error: BaseException) -> None:
+    def crash(_job: Job) -> None:
+        raise error
+
+    jobs.submit("bad", "work", "lane", crash, owner="x")
+    failed = jobs.wait("bad", 5)
+    assert failed is not None and failed.status == "failed"
+    assert "\n" not in failed.error and "boom" not in failed.error
+    jobs.submit("good", "work", "lane", nothing, owner="x")
+    assert jobs.wait("good", 5).status == "done"  # type: ignore[union-attr]
+    jobs.submit("bad", "work", "lane", nothing, owner="x")  # a second try is a new job
+    assert jobs.wait("bad", 5).status == "done"  # type: ignore[union-attr]
+
+
+def test_too_much_work_is_refused(jobs: Jobs) -> None:
+    gate = Gate()
+    jobs.submit("gate", "work", "lane", gate, owner="x")
+    gate.started.wait(5)
+    for key in "abc":
+        jobs.submit(key, "work", "lane", nothing, owner=key)
+    with pytest.raises(Busy, match="waiting already"):
+        jobs.submit("d", "work", "lane", nothing, owner="d")
+    jobs.submit("a", "work", "lane", nothing, owner="d")  # joining costs nothing
+    gate.open.set()
+
+
+def test_one_visitor_cannot_fill_the_queue() -> None:
+    jobs, gate = Jobs(max_per_owner=2), Gate()
+    jobs.submit("a", "work", "lane", gate, owner="x")
+    jobs.submit("b", "work", "lane", nothing, owner="x")
+    with pytest.raises(Busy, match="under way"):
+        jobs.submit("c", "work", "lane", nothing, owner="x")
+    jobs.submit("c", "work", "lane", nothing, owner="y")
+    jobs.close()
+
+
+def test_work_that_takes_too_long_is_stopped() -> None:
+    jobs = Jobs(max_seconds=0.05)
+    jobs.submit("a", "work", "lane", Gate(), owner="x")
+    found = jobs.wait("a", 5)
+    assert found is not None and found.status == "failed" and "too long" in found.error
+    jobs.close()
+
+
+# Over HTTP
+
+
+def test_a_slow_method_reports_progress_and_is_cancelled(client: TestClient, bench: Workbench, picture: str) -> None:
+    question = {"picture": picture, "model": MODEL, "method": SLOW, "target": 3}
+    state = client.post("/api/maps", json=question).json()
+    end = time.monotonic() + 30
+    while not (state["progress"] or 0) > 0:
+        assert time.monotonic() < end and state["status"] in ("waiting", "running"), state
+        state = client.get(f"/api/jobs/{state['key']}").json()
+    assert 0 < state["progress"] < 1 and state["images"] > 0
+    assert (
+        client.delete(f"/api/jobs/{state['key']}", headers={"x-aha-visitor": "another"}).json()["status"] == "running"
+    )
+    client.delete(f"/api/jobs/{state['key']}")
+    assert finished(client, state)["status"] == "cancelled"
+    assert bench.store.find("results", state["key"]) is None
+    # The model is what it was, and free.
+    asked(client, "/api/maps", picture=picture, model=MODEL, method="edge_map", target=5)
+
+
+def test_a_crashed_method_leaves_the_server_alive(
+    client: TestClient, picture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_args: Any, **_options: Any) -> Any:
+        raise RuntimeError("secret of the inside")
+
+    monkeypatch.setattr(workbench, "explain_batch", crash)
+    question = {"picture": picture, "model": MODEL, "method": "gradient", "target": 9}
+    state = finished(client, client.post("/api/maps", json=question).json())
+    assert state["status"] == "failed"
+    assert "RuntimeError" in state["error"] and "secret" not in state["error"]
+    monkeypatch.undo()
+    asked(client, "/api/maps", **question)  # and is tried again
+
+
+def test_a_full_queue_is_answered_with_429(
+    loaded: TargetModel, tmp_path: Path, gallery: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, gate = make_bench(loaded, tmp_path, gallery, max_waiting=1), Gate()
+    bench.jobs.submit("gate", "work", MODEL, gate, owner="x")
+    gate.started.wait(5)
+    with make_client(bench) as visitor:
+        key = upload(visitor, png(2))
+        question = {"picture": key, "model": MODEL, "method": "grad_cam"}
+        assert visitor.post("/api/maps", json={**question, "target": 1}).status_code == 202
+        refused = visitor.post("/api/maps", json={**question, "target": 2})
+        assert refused.status_code == 429 and "retry-after" in refused.headers
+    gate.open.set()
+    bench.jobs.close()
+
+
+def test_a_restart_keeps_what_was_finished(
+    loaded: TargetModel, tmp_path: Path, gallery: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_bench(loaded, tmp_path, gallery)
+    with make_client(first) as visitor:
+        key = upload(visitor, png(3))
+        question = {"picture": key, "model": MODEL, "method": "grad_cam", "target": 4}
+        record = asked(visitor, "/api/maps", **question)
+        curves = asked(visitor, "/api/curves", map=record["key"], references=["black"], steps=3)
+        values = visitor.get(f"/api/results/{record['key']}/values").content
+        session = visitor.post("/api/sessions", json={"pictures": [key], "view": {}}).json()["key"]
+    first.jobs.close()
+
+    def never(*_args: Any, **_options: Any) -> Any:
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(workbench, "explain_batch", never)
+    monkeypatch.setattr(workbench, "reference_curves", never)
+    second = make_bench(loaded, tmp_path, gallery)
+    with make_client(second) as visitor:
+        again = visitor.post("/api/maps", json=question)
+        assert again.status_code == 200 and again.json()["result"] == record
+        assert asked(visitor, "/api/curves", map=record["key"], references=["black"], steps=3) == curves
+        assert visitor.get(f"/api/results/{record['key']}/values").content == values
+        assert visitor.get(f"/api/jobs/{record['key']}").json()["status"] == "done"
+        assert visitor.get(f"/api/sessions/{session}").json()["pictures"][0]["key"] == key
+    second.jobs.close()
+
+
+def test_many_visitors_at_once(client: TestClient, picture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty visitors, half of them on known work; each new thing is computed once, and one at a time."""
+    computed: list[str] = []
+    busy = threading.Lock()
+    original = workbench.explain_batch
+
+    def watched(*args: Any, **options: Any) -> Any:
+        assert busy.acquire(blocking=False), "the model was asked by two at once"
+        try:
+            job = CURRENT.get()
+            computed.append(job.key if job else "")
+            return original(*args, **options)
+        finally:
+            busy.release()
+
+    monkeypatch.setattr(workbench, "explain_batch", watched)
+    asked(client, "/api/maps", picture=picture, model=MODEL, method="center_map", target=1)
+
+    def visit(number: int) -> np.ndarray[Any, Any]:
+        target = 1 if number % 2 else 20 + number % 10
+        record = asked(client, "/api/maps", picture=picture, model=MODEL, method="center_map", target=target)
+        return np.frombuffer(client.get(f"/api/results/{record['key']}/values").content, "<f2")
+
+    with ThreadPoolExecutor(50) as pool:
+        found = list(pool.map(visit, range(50)))
+    assert all(np.array_equal(values, found[0]) for values in found)  # a centred map is the same for every class
+    assert len(computed) == len(set(computed)) == 6
+
+
+# The store
+
+
+def test_the_store_makes_room_for_what_is_new(tmp_path: Path) -> None:
+    store = Store(tmp_path, max_bytes=40_000)
+    for number in range(64):
+        store.put("results", f"{number:032x}", {"n": number}, {"npz": b"\0" * 1000})
+        time.sleep(0.002)
+    kept = sorted(int(path.stem, 16) for path in tmp_path.glob("results/*.json"))
+    assert kept == list(range(64 - len(kept), 64)) and 30 < len(kept) < 40
+    assert sorted(path.stem for path in tmp_path.glob("results/*.npz")) == [f"{n:032x}" for n in kept]
+
+
+def test_a_damaged_result_is_dropped(tmp_path: Path, client: TestClient, bench: Workbench, picture: str) -> None:
+    record = asked(client, "/api/maps", picture=picture, model=MODEL, method="gradient", target=11)
+    file = bench.store.folder / "results" / f"{record['key']}.npz"
+    file.write_bytes(file.read_bytes()[:100])
+    assert client.get(f"/api/results/{record['key']}/values").status_code == 404
+    again = asked(client, "/api/maps", picture=picture, model=MODEL, method="gradient", target=11)
+    assert again["key"] == record["key"]
+    assert client.get(f"/api/results/{record['key']}/values").status_code == 200
+
+
+def test_only_keys_reach_files(tmp_path: Path) -> None:
+    store = Store(tmp_path / "cache")
+    (tmp_path / "secret.json").write_text("{}")
+    for key in ("../secret", "..", "", "a" * 33, "A" * 32, "0" * 31 + "\n"):
+        with pytest.raises(Gone):
+            store.find("results", key)
