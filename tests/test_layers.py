@@ -32,6 +32,7 @@ batches gallery
 api truth
 interop files scoring demo
 evaluation doctor
+bench
 cli
 __main__
 """
@@ -45,7 +46,7 @@ DOORS = {
     "matplotlib": {"colours", "figures"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "jinja2": {"gallery"},
+    "jinja2": {"gallery", "bench"},
     "accelerate": {"learned"},
     "skimage": {"partitions"},
     "captum": set(),
