@@ -62,8 +62,8 @@ def _pairs(first: Run, second: Run) -> Iterator[tuple[Group, Group]]:
 def _compare(a: Group, b: Group) -> Iterator[Comparison]:
     ours, theirs = a.values, b.values
     model = a.model if a.model == b.model else f"{a.model} / {b.model}"
-    for (protocol, column), by_method in ours.items():
-        others = theirs.get((protocol, column), {})
+    for (protocol, (metric, reference)), by_method in ours.items():
+        others = theirs.get((protocol, (metric, reference)), {})
         for method, values in by_method.items():
             # The predicted class may differ between models: then the image is what is common.
             left, right = _by_image(values), _by_image(others.get(method, {}))
@@ -71,10 +71,21 @@ def _compare(a: Group, b: Group) -> Iterator[Comparison]:
             if not common:
                 continue
             gaps = differences({name: right[name] for name in common}, left)
-            gap = summarise(method, column[0], protocol, column[1], gaps)
-            means = [math.fsum(side[name] for name in common) / len(common) for side in (left, right)]
+            gap = summarise(method, metric, protocol, reference, gaps)
+            first, second = (math.fsum(side[name] for name in common) / len(common) for side in (left, right))
             yield Comparison(
-                model, a.asked, protocol, method, *column, *means, gap.mean, gap.standard_error, paired_p(gaps), gap.n
+                model,
+                a.asked,
+                protocol,
+                method,
+                metric,
+                reference,
+                first,
+                second,
+                gap.mean,
+                gap.standard_error,
+                paired_p(gaps),
+                gap.n,
             )
 
 

@@ -130,7 +130,7 @@ def _section(run: Run, group: Group, save: Callable[[str, bytes], None]) -> Sect
         tables=tables,
         curves=curves,
         trade_off=_trade_off(group, anchor, save),
-        cost=[(m, *(_mean(part[m]) for part in (group.seconds, group.forward, group.backward))) for m in group.methods],
+        cost=[(m, _mean(group.seconds[m]), _mean(group.forward[m]), _mean(group.backward[m])) for m in group.methods],
         confidence=by_confidence(group),
         classes=Breakdown("class", group.methods, named, note) if named else None,
         telling=_telling(run, group),
