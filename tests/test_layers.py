@@ -32,7 +32,7 @@ batches gallery
 api truth
 interop files scoring demo
 evaluation doctor
-web
+bench web
 cli
 __main__
 """
@@ -46,7 +46,7 @@ DOORS = {
     "matplotlib": {"colours", "figures"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "jinja2": {"gallery"},
+    "jinja2": {"gallery", "bench"},
     "accelerate": {"learned"},
     "skimage": {"partitions"},
     "captum": set(),

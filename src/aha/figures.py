@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -74,6 +76,44 @@ def plot_bars(scores: Scores) -> Figure:
         axis.set_title(f"{metric} {arrow} · {protocol}{f' · {reference}' if reference else ''}", fontsize="medium")
     figure.suptitle(_title(scores, {row.protocol for row in shown}))
     return figure
+
+
+def plot_trade_off(
+    points: Mapping[str, tuple[float, float, float]], *, quality: str, direction: str, title: str
+) -> Figure:
+    """Quality over the seconds that a map takes, on a logarithmic axis; the front of the best is drawn through.
+
+    Args:
+        points: method -> seconds, mean quality, its standard error.
+        quality: name of the vertical axis.
+        direction: "higher" or "lower" quality is better.
+        title: of the figure.
+    """
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    axis = figure.subplots()
+    best: float | None = None
+    front: list[tuple[float, float]] = []
+    for name, (seconds, mean, error) in sorted(points.items(), key=lambda item: item[1][0]):
+        axis.errorbar(seconds, mean, yerr=np.nan_to_num(error), fmt="o", capsize=2)
+        axis.annotate(name, (seconds, mean), xytext=(5, 4), textcoords="offset points", fontsize="small")
+        if best is None or (mean > best if direction == "higher" else mean < best):
+            best = mean
+            front.append((seconds, mean))
+    axis.step(*zip(*front, strict=True), where="post", color="#999999", linewidth=1, linestyle="--", zorder=0)
+    axis.set_xscale("log")
+    axis.set_xlabel("seconds per map")
+    axis.set_ylabel(f"{quality} {ARROWS[direction]}")
+    figure.suptitle(title)
+    return figure
+
+
+def as_bytes(figure: Figure, kind: str) -> bytes:
+    """The figure as a file of this kind, "svg" or "png"; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "aha", "svg.fonttype": "none"}):
+        metadata = {"Date": None} if kind == "svg" else {}
+        figure.savefig(buffer, format=kind, dpi=110, metadata=metadata)
+    return buffer.getvalue()
 
 
 def _title(scores: Scores, protocols: set[str]) -> str:

@@ -132,11 +132,11 @@ class Scores:
 
     def to_csv(self, path: str | Path) -> None:
         """All rows, one line each."""
-        _write(path, _csv(Row._fields, self.rows))
+        _write(path, csv_bytes(Row._fields, self.rows))
 
     def summary_to_csv(self, path: str | Path) -> None:
         """The summary, one line each."""
-        _write(path, _csv(SummaryRow._fields, self.summary()))
+        _write(path, csv_bytes(SummaryRow._fields, self.summary()))
 
     def to_parquet(self, path: str | Path) -> None:
         """All rows as a Parquet file."""
@@ -155,11 +155,11 @@ class Scores:
 
         Where a metric averages over references, only the average is shown unless `each_reference` is set.
         """
-        return "\n\n".join(self._tables(_markdown, each_reference))
+        return "\n\n".join(self._tables(markdown_table, each_reference))
 
     def to_latex(self, *, each_reference: bool = False) -> str:
         """The table of `to_markdown` as LaTeX (booktabs)."""
-        return "\n\n".join(self._tables(_latex, each_reference))
+        return "\n\n".join(self._tables(latex_table, each_reference))
 
     def _tables(self, layout: Callable[[str, list[str], list[list[str]]], str], each_reference: bool) -> Iterable[str]:
         summary = [row for row in self.summary() if row.metric not in side_columns()]
@@ -212,7 +212,8 @@ def _cell(row: SummaryRow | None) -> str:
     return f"{row.mean:.4g}" if math.isnan(row.standard_error) else f"{row.mean:.4g} ± {row.standard_error:.2g}"
 
 
-def _markdown(caption: str, heads: list[str], body: list[list[str]]) -> str:
+def markdown_table(caption: str, heads: list[str], body: list[list[str]]) -> str:
+    """A Markdown table under its caption."""
     lines = [caption, "", _line(heads), _line(["---"] * len(heads)), *map(_line, body)]
     return "\n".join(lines)
 
@@ -226,7 +227,8 @@ _LATEX = str.maketrans(
 )
 
 
-def _latex(caption: str, heads: list[str], body: list[list[str]]) -> str:
+def latex_table(caption: str, heads: list[str], body: list[list[str]]) -> str:
+    """A LaTeX table (booktabs) with its caption."""
     head, *rest = (" & ".join(cell.translate(_LATEX) for cell in row) + r" \\" for row in (heads, *body))
     return "\n".join(
         [
@@ -244,7 +246,8 @@ def _latex(caption: str, heads: list[str], body: list[list[str]]) -> str:
     )
 
 
-def _csv(fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+def csv_bytes(fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    """A CSV file's content."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(fields)

@@ -91,7 +91,7 @@ def evaluate(
         batch = replace(batch, positions=positions)
         for source in sources:
             for case in source.cases(batch, samples, outputs, chosen, scores.failures):
-                _judge(case, protocols, scores)
+                judge(case, protocols, scores)
                 if progress is not None:
                     progress(case.sample.name, case.method)
         first += len(samples)
@@ -107,17 +107,24 @@ def _mosaics(images: Images) -> list[Mosaic] | None:
     return list(given)
 
 
-def _judge(case: Case, protocols: Sequence[Protocol], scores: Scores) -> None:
-    """All protocols of one case; the perturbed images of all metrics are asked for in one stream first."""
-    _prepare(case, protocols)
+def judge(case: Case, protocols: Sequence[Protocol], scores: Scores, faults: type[Exception] = AhaError) -> None:
+    """All protocols of one case; the perturbed images of all metrics are asked for in one stream first.
+
+    Errors of the kind `faults` are recorded and do not stop the rest.
+    """
+    try:
+        prepare(case, protocols)
+    except faults as error:
+        scores.failures.append(Failure(case.sample.name, case.method, "", _reason(error)))
+        return
     for protocol in protocols:
         for chosen in protocol.metrics:
             try:
                 with torch.no_grad():
                     values = chosen(case)
                     curves = _curve_rows(case, chosen, protocol)
-            except AhaError as error:
-                scores.failures.append(Failure(case.sample.name, case.method, chosen.name, str(error)))
+            except faults as error:
+                scores.failures.append(Failure(case.sample.name, case.method, chosen.name, _reason(error)))
                 continue
             scores.curve_rows += curves
             scores.rows += [
@@ -126,7 +133,13 @@ def _judge(case: Case, protocols: Sequence[Protocol], scores: Scores) -> None:
             ]
 
 
-def _prepare(case: Case, protocols: Sequence[Protocol]) -> None:
+def _reason(error: Exception) -> str:
+    """What is recorded of an error; one that was not raised on purpose also says what it is."""
+    return str(error) if isinstance(error, AhaError) else f"{type(error).__name__}: {error}"
+
+
+def prepare(case: Case, protocols: Sequence[Protocol]) -> None:
+    """Asks the model for all that the protocols will look at, in one stream of full batches."""
     wanted = []
     for protocol in protocols:
         for chosen in protocol.metrics:
@@ -163,16 +176,25 @@ def _curve_rows(case: Case, chosen: Metric, protocol: Protocol) -> list[CurveRow
 
 
 @dataclass
-class _MethodSource:
-    """Maps computed by a method."""
+class MethodSource:
+    """Maps computed by a method.
+
+    Attributes:
+        model: the explained model.
+        method: whose maps they are.
+        seed: of the method and of what metrics draw.
+        faults: errors that are recorded as failures; others are the caller's.
+    """
 
     model: TargetModel
     method: Method
     seed: int
+    faults: type[Exception] = AhaError
 
     def cases(
         self, batch: Batch, samples: list[Sample], outputs: Tensor, chosen: list[list[int]], failures: list[Failure]
     ) -> Iterator[Case]:
+        """A case for each image of a batch and each of its chosen classes, in that order."""
         before, start = self.model.passes.copy(), time.perf_counter()
         peak = PeakMemory(self.model.device)
         try:
@@ -180,8 +202,8 @@ class _MethodSource:
             plain = replace(batch, positions=None)
             with peak:
                 found = explain_batch(self.model, plain, self.method, chosen, seed=self.seed, outputs=outputs)
-        except AhaError as error:
-            failures += [Failure(sample.name, str(self.method), "", str(error)) for sample in samples]
+        except self.faults as error:
+            failures += [Failure(sample.name, str(self.method), "", _reason(error)) for sample in samples]
             return
         count = len(found)
         seconds = (time.perf_counter() - start) / count
@@ -244,7 +266,7 @@ def _fitted(values: Tensor, geometry: Geometry) -> Tensor:
 
 def _sources(
     given: Any, model: TargetModel, seed: int, protocols: Sequence[Protocol], total: int | None
-) -> list[_MethodSource | _MapSource]:
+) -> list[MethodSource | _MapSource]:
     """What is to be judged, checked before anything is computed."""
     if isinstance(given, str | Method):
         given = [given]
@@ -254,7 +276,7 @@ def _sources(
         methods = [load_method(item) for item in given]
         for chosen in methods:
             check_fit(chosen, model)
-        return [_MethodSource(model, chosen, seed) for chosen in methods]
+        return [MethodSource(model, chosen, seed) for chosen in methods]
     if any("method" in protocol.needs for protocol in protocols):
         raise MetricError("this protocol explains again, which needs a method; maps alone are not enough")
     named: Mapping[str, Any] = given if isinstance(given, Mapping) else {"maps": given}

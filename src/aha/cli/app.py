@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from aha import __version__
+from aha.cli.bench import bench, compare, merge, report
 from aha.cli.demo import demo
 from aha.cli.doctor import doctor
 from aha.cli.evaluate import evaluate
@@ -23,6 +24,10 @@ app = typer.Typer(
 )
 app.command()(explain)
 app.command()(evaluate)
+app.command()(bench)
+app.command()(report)
+app.command()(compare)
+app.command()(merge)
 app.command()(train)
 app.command()(export)
 app.command("list")(list_things)

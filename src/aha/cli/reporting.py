@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import typer
 
 from aha.errors import AhaError, AhaWarning
 
+_SECONDS_BETWEEN_LINES = 10.0
 INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
 
 
@@ -92,6 +94,56 @@ def training_bar(steps: int, *, shown: bool) -> Iterator[Callable[[Mapping[str, 
                 typer.echo(f"step {done}/{steps} {_figures(record)}", err=True)
 
         yield line
+
+
+@contextmanager
+def bench_bar(total: int, cells_per_image: int, *, shown: bool) -> Iterator[Callable[[Any], None]]:
+    """A function that shows each step of a benchmark: cells done, time left, method, images per second, failures."""
+    state = {"cells": 0, "failures": 0, "start": time.monotonic(), "said": time.monotonic()}
+
+    def text(method: str) -> str:
+        speed = state["cells"] / max(1, cells_per_image) / max(1e-9, time.monotonic() - state["start"])
+        failed = f"  {int(state['failures'])} failed" if state["failures"] else ""
+        return f"{method}  {speed:.2g} images/s{failed}"
+
+    def count(step: Any) -> None:
+        state["cells"] += step.cells
+        state["failures"] += step.failures
+
+    if not shown:
+        yield lambda step: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("", total=total)
+
+            def advance(step: Any) -> None:
+                count(step)
+                progress.update(bar, advance=step.cells, description=text(step.method))
+
+            yield advance
+    else:
+
+        def line(step: Any) -> None:
+            count(step)
+            now = time.monotonic()
+            if now - state["said"] >= _SECONDS_BETWEEN_LINES:
+                left = (now - state["start"]) / state["cells"] * (total - state["cells"])
+                done = f"{int(state['cells'])}/{total} cells, {duration(left)} left"
+                typer.echo(f"{done}  {text(step.method)}", err=True)
+                state["said"] = now
+
+        yield line
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _figures(record: Mapping[str, float]) -> str:

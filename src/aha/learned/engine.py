@@ -8,7 +8,7 @@ few megabytes is all that is needed; the large networks are frozen.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -100,6 +100,15 @@ def launched_device() -> torch.device | None:
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 
 
-def parts_of(total: int, share: tuple[int, int]) -> Iterable[int]:
+def launched_share() -> tuple[int, int]:
+    """Which process this is among those that a launcher started, and how many there are; (0, 1) without a launcher.
+
+    For work that needs no exchange between the processes, and so neither a process group nor accelerate.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    return (int(os.environ.get("RANK", "0")), processes) if processes > 1 else (0, 1)
+
+
+def parts_of(total: int, share: tuple[int, int]) -> range:
     """Every so-manieth of `total` things: those of this process."""
     return range(share[0], total, share[1])

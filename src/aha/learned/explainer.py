@@ -27,7 +27,7 @@ from aha.learned.decoder import Decoder, DecoderConfig
 from aha.learned.settings import ENCODERS, Design
 from aha.models import TargetModel, load_model
 from aha.models.hooks import preserved_random_state
-from aha.models.weights import load_weights
+from aha.models.weights import load_weights, state_digest
 from aha.results import write_atomically, writing
 from aha.rows import distinct_rows
 
@@ -84,6 +84,11 @@ class Explainer(nn.Module):
                 self.embedding = nn.Embedding(config.num_classes, config.decoder.class_dim)
                 nn.init.normal_(self.embedding.weight, std=0.02)
         self._encoder: TargetModel | None = None
+
+    @property
+    def digest(self) -> str:
+        """Digest of what was learned."""
+        return state_digest(self.state_dict())
 
     @classmethod
     def for_target(cls, target: TargetModel, design: Design | None = None, *, seed: int = 0) -> Self:

@@ -61,6 +61,9 @@ class AHA(Method):
 
         return torch.cat(model.chunks.run(run, len(images)))
 
+    def fingerprint(self, model: TargetModel) -> str:
+        return f"{super().fingerprint(model)} {self._explainer(model).digest}"
+
     def _explainer(self, model: TargetModel) -> Explainer:
         if not self.explainer:
             return explainer_of(model)

@@ -66,6 +66,10 @@ class Method(Spec):
         inner = {f.name: v.among(classes) for f in fields(self) if isinstance(v := getattr(self, f.name), Method)}
         return replace(self, **inner) if inner else self
 
+    def fingerprint(self, model: TargetModel) -> str:
+        """A text of all that maps of the model depend on; trained methods add what they have learned."""
+        return " ".join([self.in_full(), *(inner.fingerprint(model) for inner in self._inner())])
+
     def _inner(self) -> Iterable[Method]:
         return [value for field in fields(self) if isinstance(value := getattr(self, field.name), Method)]
 

@@ -58,6 +58,11 @@ def imagenet_names() -> Sequence[str]:
     return torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"]  # type: ignore[no-any-return]
 
 
+def imagenet_synsets() -> list[str]:
+    """The 1000 ImageNet-1k synsets (`n01440764`, ...) in the usual order."""
+    return list(timm.data.ImageNetInfo("imagenet-1k").label_names())
+
+
 def _names_for(count: int) -> Sequence[str] | None:
     return imagenet_names() if count == 1000 else None
 

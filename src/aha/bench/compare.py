@@ -1,0 +1,126 @@
+"""Two runs side by side: what both measured, on the images that both have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from aha.bench.runs import Column, Group, Run, read_run
+from aha.bench.significance import paired_p
+from aha.bench.tables import better, differences, head_of
+from aha.errors import OutputError
+from aha.score_table import markdown_table, summarise
+
+
+class Comparison(NamedTuple):
+    """One column of one method in both runs; `difference` is the second run's value less the first's."""
+
+    model: str
+    asked: str
+    protocol: str
+    method: str
+    metric: str
+    reference: str
+    first: float
+    second: float
+    difference: float
+    standard_error: float
+    p: float
+    n: int
+
+    @property
+    def verdict(self) -> str:
+        """Better, worse, or not told apart, as far as the images go."""
+        direction = better(self.metric)
+        if math.isnan(self.p) or self.p >= 0.05 or direction == "neither":
+            return "same" if self.difference == 0 else "not told apart"
+        return "better" if (self.difference > 0) == (direction == "higher") else "worse"
+
+
+def compare_runs(first: str | Path, second: str | Path) -> list[Comparison]:
+    """Paired comparison of all that both runs measured.
+
+    Runs of one model each are compared whatever the models are; otherwise only the same model counts as the same.
+    """
+    runs = read_run(first), read_run(second)
+    found = [row for a, b in _pairs(*runs) for row in _compare(a, b)]
+    if not found:
+        raise OutputError(f"{first} and {second} have no method and metric in common on the same images")
+    return found
+
+
+def _pairs(first: Run, second: Run) -> Iterator[tuple[Group, Group]]:
+    one_each = all(len({group.digest for group in run.groups}) == 1 for run in (first, second))
+    for a in first.groups:
+        for b in second.groups:
+            if a.asked == b.asked and (one_each or (a.model, a.digest) == (b.model, b.digest)):
+                yield a, b
+
+
+def _compare(a: Group, b: Group) -> Iterator[Comparison]:
+    ours, theirs = a.values, b.values
+    model = a.model if a.model == b.model else f"{a.model} / {b.model}"
+    for (protocol, (metric, reference)), by_method in ours.items():
+        others = theirs.get((protocol, (metric, reference)), {})
+        for method, values in by_method.items():
+            # The predicted class may differ between models: then the image is what is common.
+            left, right = _by_image(values), _by_image(others.get(method, {}))
+            common = [name for name in left if name in right]
+            if not common:
+                continue
+            gaps = differences({name: right[name] for name in common}, left)
+            gap = summarise(method, metric, protocol, reference, gaps)
+            first, second = (math.fsum(side[name] for name in common) / len(common) for side in (left, right))
+            yield Comparison(
+                model,
+                a.asked,
+                protocol,
+                method,
+                metric,
+                reference,
+                first,
+                second,
+                gap.mean,
+                gap.standard_error,
+                paired_p(gaps),
+                gap.n,
+            )
+
+
+def _by_image(values: dict[tuple[str, int], float]) -> dict[tuple[str, int], float]:
+    """Values by image, and by the place of the class among the image's classes."""
+    places: dict[str, int] = {}
+    found = {}
+    for (image, _), value in values.items():
+        place = places[image] = places.get(image, -1) + 1
+        found[image, place] = value
+    return found
+
+
+def as_markdown(rows: list[Comparison]) -> str:
+    """The comparison as tables, one per model, kind of target and protocol."""
+    parts = []
+    for group in dict.fromkeys((row.model, row.asked, row.protocol) for row in rows):
+        own = [row for row in rows if (row.model, row.asked, row.protocol) == group]
+        heads = ["method", "metric", "first", "second", "difference", "p", "n", "second is"]
+        body = [
+            [
+                row.method,
+                head_of(_column(row)),
+                f"{row.first:.4g}",
+                f"{row.second:.4g}",
+                f"{row.difference:+.2g}" + ("" if math.isnan(row.standard_error) else f" ± {row.standard_error:.2g}"),
+                "–" if math.isnan(row.p) else f"{row.p:.2g}",
+                str(row.n),
+                row.verdict,
+            ]
+            for row in own
+        ]
+        parts.append(markdown_table(", ".join(group), heads, body))
+    return "\n\n".join(parts)
+
+
+def _column(row: Comparison) -> Column:
+    return row.metric, row.reference

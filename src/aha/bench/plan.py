@@ -1,0 +1,229 @@
+"""A plan: which methods and metrics judge which model on which images. Everything in it is checked before any work.
+
+```toml
+# plan.toml
+model = "timm:resnet18"            # or a list of models, each with the same work
+data = "imagenet:/data/imagenet"   # see aha.bench.data
+methods = ["grad_cam", "rise(masks=4000)", "center_map"]
+metrics = ["aha", "cost"]
+targets = ["top1", "label"]        # reported apart
+limit = 1000
+```
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from aha.errors import AhaError, SpecError
+from aha.methods import Method, check_fit, load_method
+from aha.models import TargetModel
+from aha.protocols import Protocol, load_protocols
+from aha.registry import nearest_names
+from aha.scores import load_score
+
+Filter = Literal["none", "mda"]
+KeepMaps = Literal["none", "float16", "float32"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One model's part of a benchmark.
+
+    Attributes:
+        model: `SOURCE:NAME`, as `aha.load_model` takes it.
+        data: `KIND:PLACE`, or a path whose kind is told by what is there.
+        methods: texts of methods.
+        metrics: protocols or texts of metrics.
+        targets: explained classes: `top1`, `label`, `top5`, ...; each is reported apart.
+        weights, pretrained, img_size, fit, score, precision: as in `aha.load_model`.
+        limit: number of images; a seeded choice of them, which grows when the limit does.
+        filter: "mda" keeps images that are classified correctly with at least 60 %, at most 5 per class.
+        seed: of the choice of images, of methods and of metrics.
+        batch_size: most images at once; results do not depend on it.
+        maps: precision in which maps are kept for the gallery; "none" keeps none.
+        title: heading of the report.
+        paper: name of the published table that the plan repeats, if it does.
+        optional: methods that may be missing or not fit the model are left out instead of refused.
+    """
+
+    model: str
+    data: str
+    methods: tuple[str, ...]
+    metrics: tuple[str, ...] = ("quick",)
+    targets: tuple[str, ...] = ("top1",)
+    weights: str | None = None
+    pretrained: bool = True
+    img_size: int | None = None
+    fit: str | None = None
+    score: str = "softmax"
+    precision: str = "float32"
+    limit: int | None = None
+    filter: Filter = "none"
+    seed: int = 0
+    batch_size: int = 16
+    maps: KeepMaps = "none"
+    title: str = ""
+    paper: str = ""
+    optional: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """What differs from the defaults, as plain values."""
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a plan asks for, understood: nothing in it is unknown any more.
+
+    Attributes:
+        left_out: optional methods that cannot be used, with the reason.
+    """
+
+    methods: tuple[Method, ...]
+    protocols: tuple[Protocol, ...]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def read_plans(path: Path, changes: Mapping[str, Any] | None = None) -> list[Plan]:
+    """The plans in a TOML file, one per model; `changes` come from the command line and win."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"cannot read the plan {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"the plan {path} is not TOML: {error}") from None
+    return make_plans({**table, **(changes or {})}, source=str(path))
+
+
+def make_plans(settings: Mapping[str, Any], source: str = "the plan") -> list[Plan]:
+    """Plans from plain settings; `model`, and `weights` with it, may be lists."""
+    known = {f.name: f for f in fields(Plan)}
+    for name in settings:
+        if name not in known:
+            hints = nearest_names(name, list(known))
+            advice = f"did you mean {', '.join(hints)}?" if hints else f"known are: {', '.join(known)}"
+            raise SpecError(f"{source} has the unknown setting {name!r}; {advice}")
+    for name in ("model", "data", "methods"):
+        if not settings.get(name):
+            raise SpecError(f"{source} does not say {name}")
+    models = _listed(settings["model"])
+    weights = _listed(settings.get("weights")) or [None] * len(models)
+    if len(weights) != len(models):
+        raise SpecError(f"{source} has {len(models)} models but weights for {len(weights)}")
+    common = {name: _value(name, value, source) for name, value in settings.items() if name not in ("model", "weights")}
+    plans = [
+        Plan(model=_text(model, "model", source), weights=None if file is None else str(file), **common)
+        for model, file in zip(models, weights, strict=True)
+    ]
+    for plan in plans:
+        check_plan(plan)
+    return plans
+
+
+def check_plan(plan: Plan) -> Work:
+    """Refuses names that nobody knows; needs neither the model nor the data."""
+    load_score(plan.score)
+    protocols = tuple(load_protocols(list(dict.fromkeys(plan.metrics))))
+    names = [protocol.name for protocol in protocols]
+    if len(set(names)) < len(names):
+        raise SpecError(f"{plan.metrics} names a metric twice")
+    methods, left_out = [], {}
+    for text in dict.fromkeys(plan.methods):
+        try:
+            methods.append(load_method(text))
+        except SpecError as error:
+            if not plan.optional:
+                raise
+            left_out[text] = str(error)
+    if not methods:
+        raise SpecError(f"none of the methods {', '.join(plan.methods)} is known")
+    return Work(tuple(dict.fromkeys(methods)), protocols, left_out)
+
+
+def fitted(work: Work, model: TargetModel, *, optional: bool) -> Work:
+    """The work that the model allows; what does not fit is refused, or left out if it is optional."""
+    methods, left_out = [], dict(work.left_out)
+    for method in work.methods:
+        try:
+            check_fit(method, model)
+            method.fingerprint(model)  # a trained method needs what it has learned
+        except AhaError as error:
+            if not optional:
+                raise
+            left_out[str(method)] = str(error)
+        else:
+            methods.append(method)
+    if not methods:
+        raise SpecError(f"no method fits {model.spec}: {'; '.join(left_out.values())}")
+    return replace(work, methods=tuple(methods), left_out=left_out)
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+_TEXTS = ("methods", "metrics", "targets")
+_CHOICES = {"filter": get_args(Filter), "maps": get_args(KeepMaps), "precision": ("float32", "bfloat16", "float16")}
+_WHOLE = {"limit": 1, "img_size": 1, "batch_size": 1, "seed": 0}
+_FLAGS = ("pretrained", "optional")
+
+
+def _value(name: str, value: Any, source: str) -> Any:
+    if name in _TEXTS:
+        return tuple(_text(item, name, source) for item in _listed(value))
+    if name in _CHOICES:
+        if value not in _CHOICES[name]:
+            raise SpecError(f"{source}: {name} is one of {', '.join(_CHOICES[name])}, not {value!r}")
+        return value
+    if name in _WHOLE:
+        if value is None and name in ("limit", "img_size"):
+            return None
+        if type(value) is not int or value < _WHOLE[name]:
+            raise SpecError(f"{source}: {name} is a whole number from {_WHOLE[name]}, not {value!r}")
+        return value
+    if name in _FLAGS:
+        if type(value) is not bool:
+            raise SpecError(f"{source}: {name} is true or false, not {value!r}")
+        return value
+    return None if value is None and name == "fit" else _text(value, name, source)
+
+
+def _text(value: Any, name: str, source: str) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    if not isinstance(value, str) or (not value and name not in ("title", "paper")):
+        raise SpecError(f"{source}: {name} is a text, not {value!r}")
+    return value
+
+
+def plan_of(settings: Mapping[str, Any]) -> Plan:
+    """A plan from what `Plan.as_dict` gave; settings of other versions are passed over."""
+    known = {f.name for f in fields(Plan)}
+    kept = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    return Plan(**cast("Any", {name: value for name, value in kept.items() if name in known}))
+
+
+def as_toml(plans: Sequence[Plan]) -> str:
+    """Plans that differ in their model alone, as the file that `read_plans` reads."""
+    shown = plans[0].as_dict()
+    if len(plans) > 1:
+        shown["model"] = [plan.model for plan in plans]
+        if any(plan.weights for plan in plans):
+            shown["weights"] = [plan.weights or "" for plan in plans]
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in shown.items())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return str(value) if isinstance(value, int) else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,193 @@
+"""Runs read back: scores as `aha.evaluate` gives them, apart for each model and kind of target. No model is touched."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from aha.bench.store import PLANS, ROWS, Appender, encode, known_keys, read_cells, read_plans_of
+from aha.errors import OutputError, SpecError
+from aha.protocols import Protocol, load_protocols
+from aha.results import check_writable
+from aha.score_table import CurveRow, Failure, Row, Scores
+
+Column = tuple[str, str]
+"""Metric and reference."""
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """What the rows do not say about an image and class: the true class and the model's score of the explained one."""
+
+    label: int | None
+    score: float
+
+
+@dataclass
+class Group:
+    """Everything found for one model and kind of target.
+
+    Attributes:
+        asked: the kind of target: top1, label, ...
+        scores: rows, curves and failures.
+        facts: image and class -> what else is known.
+        seconds, forward, backward: method -> cost of each map.
+        missing: cells that the plans ask for and that are not there.
+        maps: image -> method -> (where its map is, class), of maps that were kept.
+        pictures: image -> where its picture is.
+    """
+
+    model: str
+    digest: str
+    asked: str
+    scores: Scores
+    facts: dict[tuple[str, int], ImageFacts] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    forward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    backward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    maps: dict[str, dict[str, tuple[list[Any], int]]] = field(default_factory=lambda: defaultdict(dict))
+    pictures: dict[str, list[Any]] = field(default_factory=dict)
+    missing: int = 0
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """In the order of the plan."""
+        return list(dict.fromkeys(row.method for row in self.scores.rows))
+
+    @cached_property
+    def values(self) -> dict[tuple[str, Column], dict[str, dict[tuple[str, int], float]]]:
+        """Protocol and column -> method -> image and class -> value."""
+        found: dict[tuple[str, Column], dict[str, dict[tuple[str, int], float]]] = {}
+        for row in self.scores.rows:
+            by_method = found.setdefault((row.protocol, (row.metric, row.reference)), {})
+            by_method.setdefault(row.method, {})[row.image, row.target] = row.value
+        return found
+
+
+@dataclass
+class Run:
+    """A run folder, read."""
+
+    folder: Path
+    groups: list[Group]
+    plans: list[dict[str, Any]]
+    classes: Mapping[str, Sequence[str]]
+
+    def class_name(self, model: str, index: int) -> str:
+        """A class in words, where the model's names are known."""
+        names = self.classes.get(model, ())
+        return names[index] if index < len(names) else str(index)
+
+    def group(self, asked: str | None = None) -> Group:
+        """The group of a kind of target, or the only one."""
+        found = [group for group in self.groups if asked in (None, group.asked)]
+        if len(found) != 1:
+            raise SpecError(f"{self.folder} has {len(found)} groups of scores for {asked or 'any target'}")
+        return found[0]
+
+
+def read_run(folder: str | Path) -> Run:
+    """Reads a run; cells come in the order of its plans, not in that of their computation."""
+    folder = Path(folder)
+    cells, plans = read_cells(folder), read_plans_of(folder)
+    orders = [_order(name, plans) for name in ("methods", "protocols")]
+    cells.sort(key=lambda c: (orders[0].get(c["method"], 10**6), orders[1].get(c["protocol"], 10**6), c["image"]))
+    groups: dict[tuple[str, str, str], Group] = {}
+    for cell in cells:
+        name = (cell["model"], cell["digest"], cell["asked"])
+        if name not in groups:
+            groups[name] = Group(*name, Scores(model=cell["model"]))
+        _add(groups[name], cell)
+    present = Counter((cell["digest"], cell["asked"]) for cell in cells)
+    for group in groups.values():
+        wanted = [plan for plan in plans if plan["digest"] == group.digest and group.asked in plan["asked"]]
+        group.missing = max(0, _expected(wanted) - present[group.digest, group.asked])
+        group.scores.protocols = tuple(_protocols(dict.fromkeys(row.protocol for row in group.scores.rows)))
+    classes = {plan["model"]: plan.get("classes", ()) for plan in plans}
+    ordered = sorted(groups.values(), key=lambda group: _place(group, plans))
+    return Run(folder, ordered, plans, classes)
+
+
+def _place(group: Group, plans: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    for number, plan in enumerate(plans):
+        if plan["digest"] == group.digest and group.asked in plan["asked"]:
+            return number, plan["asked"].index(group.asked)
+    return len(plans), 0
+
+
+def _order(what: str, plans: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    names = dict.fromkeys(name for plan in plans for name in plan[what])
+    return {name: place for place, name in enumerate(names)}
+
+
+def _expected(plans: Sequence[Mapping[str, Any]]) -> int:
+    """Cells of the plans together; the one with most images stands for those that it extends."""
+    most: dict[tuple[str, str], int] = defaultdict(int)
+    for plan in plans:
+        for method in plan["methods"]:
+            for protocol in plan["protocols"]:
+                most[method, protocol] = max(most[method, protocol], plan["images"])
+    return sum(most.values())
+
+
+def _protocols(names: Iterable[str]) -> Iterable[Protocol]:
+    for name in names:
+        try:
+            yield from load_protocols(name)
+        except SpecError:  # of another version, or a metric of the caller's own
+            yield Protocol(name, (), "")
+
+
+def _add(group: Group, cell: Mapping[str, Any]) -> None:
+    image, method, protocol, scores = cell["image"], cell["method"], cell["protocol"], group.scores
+    for found in cell["found"]:
+        target = found["target"]
+        scores.rows += [Row(image, method, m, protocol, target, r, v) for m, r, v in found["rows"]]
+        scores.curve_rows += [
+            CurveRow(image, method, kind, protocol, target, reference, tuple(shares), tuple(values))
+            for kind, reference, shares, values in found["curves"]
+        ]
+        group.facts[image, target] = ImageFacts(cell["label"], found["score"])
+        if "map" in found:
+            group.maps[image].setdefault(method, (found["map"], target))
+    if "picture" in cell:
+        group.pictures.setdefault(image, cell["picture"])
+    scores.failures += [Failure(image, method, metric, reason) for metric, reason in cell["failures"]]
+    for name in ("seconds", "forward", "backward"):
+        if cell.get(name) is not None:
+            getattr(group, name)[method].append(float(cell[name]))
+
+
+def merge_runs(folders: Sequence[str | Path], out: str | Path) -> int:
+    """Copies the cells of runs into one, each key once; returns their number. Kept maps stay where they are."""
+    out = Path(out)
+    check_writable(out)
+    sources = [Path(folder) for folder in folders]
+    for folder in sources:
+        if not (folder / ROWS).is_dir():
+            raise OutputError(f"{folder} is not the folder of a run")
+    if (out / ROWS).exists():
+        raise OutputError(f"{out} holds a run already; choose another folder")
+    rows = Appender(out / ROWS / "0000.jsonl")
+    try:
+        keys: set[str] = set()
+        for folder in sources:
+            fresh = [cell for cell in read_cells(folder) if cell["key"] not in keys]
+            keys |= {cell["key"] for cell in fresh}
+            rows.append(b"".join(encode(_without_maps(cell)) for cell in fresh))
+    finally:
+        rows.close()
+    plans = b"".join((f / PLANS).read_bytes() for f in sources if (f / PLANS).is_file())
+    (out / PLANS).write_bytes(plans)
+    return len(known_keys(out))
+
+
+def _without_maps(cell: dict[str, Any]) -> dict[str, Any]:
+    """Maps are told by their file's name, which may mean different files in different runs."""
+    kept = {name: value for name, value in cell.items() if name != "picture"}
+    kept["found"] = [{n: v for n, v in found.items() if n != "map"} for found in cell["found"]]
+    return kept

@@ -1,0 +1,191 @@
+"""The numbers of a report: columns, ranks, significance, and what they break down into."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from aha.bench.runs import Column, Group
+from aha.bench.significance import LEVEL, holm, paired_p
+from aha.metrics import ARROWS, directions, side_columns
+from aha.metrics.base import Direction
+from aha.metrics.curves import AVERAGE
+from aha.score_table import SummaryRow, summarise
+
+SHADED = 3
+_HEADLINES = ("ins_del", "neg_pos", "insertion", "deletion")
+_BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_MOST_CLASSES = 40
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of a table.
+
+    Attributes:
+        rank: 1 for the best of its column, 0 where there is no better and worse.
+        p: corrected p-value of the paired comparison with the best; NaN for the best itself.
+    """
+
+    mean: float
+    error: float
+    n: int
+    rank: int
+    p: float
+
+    @property
+    def is_top(self) -> bool:
+        """It is the best, or these images do not suffice to tell it from the best."""
+        return self.rank == 1 or (self.rank > 1 and self.p >= LEVEL)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Methods by metrics for one protocol."""
+
+    protocol: str
+    note: str
+    columns: Sequence[Column]
+    heads: Sequence[str]
+    rows: Mapping[str, Mapping[Column, Entry]]
+
+
+def better(metric: str) -> Direction:
+    """The better direction of a column."""
+    return directions().get(metric, "neither")
+
+
+def head_of(column: Column) -> str:
+    """A column's name with its reference and its arrow."""
+    metric, reference = column
+    return " ".join(part for part in (metric, f"({reference})" if reference else "", ARROWS[better(metric)]) if part)
+
+
+def summary_tables(group: Group, *, each_reference: bool = False) -> list[Table]:
+    """A table per protocol: mean, standard error, n, rank, and how sure it is that the best is better."""
+    values, aside = group.values, side_columns()
+    averaged = {(protocol, metric) for protocol, (metric, reference) in values if reference == AVERAGE}
+    figures = [row for row in group.scores.summary() if math.isnan(row.standard_error) and not _is_plain(row, values)]
+    tables = []
+    for protocol in dict.fromkeys(protocol for protocol, _ in values):
+        columns = [
+            column
+            for name, column in values
+            if name == protocol
+            and column[0] not in aside
+            and (each_reference or column[1] == AVERAGE or (protocol, column[0]) not in averaged)
+        ]
+        rows: dict[str, dict[Column, Entry]] = defaultdict(dict)
+        for column in columns:
+            for method, entry in _entries(column, values[protocol, column]).items():
+                rows[method][column] = entry
+        for row in figures:
+            if row.protocol == protocol:
+                columns += [] if (row.metric, "") in columns else [(row.metric, "")]
+                rows[row.method][row.metric, ""] = Entry(row.mean, math.nan, row.n, 0, math.nan)
+        note = next((p.note for p in group.scores.protocols if p.name == protocol), "")
+        order = [method for method in group.methods if method in rows]
+        tables.append(
+            Table(protocol, note, columns, [head_of(c) for c in columns], {method: rows[method] for method in order})
+        )
+    return [table for table in tables if table.columns]
+
+
+def _is_plain(row: SummaryRow, values: Mapping[tuple[str, Column], object]) -> bool:
+    return (row.protocol, (row.metric, row.reference)) in values
+
+
+def _entries(column: Column, values: Mapping[str, Mapping[tuple[str, int], float]]) -> dict[str, Entry]:
+    direction = better(column[0])
+    means = {
+        method: summarise(method, column[0], "", column[1], list(found.values())) for method, found in values.items()
+    }
+    if direction == "neither":
+        return {m: Entry(s.mean, s.standard_error, s.n, 0, math.nan) for m, s in means.items()}
+    sign = 1 if direction == "higher" else -1
+    order = sorted(means, key=lambda method: -sign * means[method].mean)
+    best = values[order[0]]
+    p_values = holm({method: paired_p(differences(values[method], best)) for method in order[1:]})
+    return {
+        method: Entry(
+            means[method].mean, means[method].standard_error, means[method].n, place, p_values.get(method, math.nan)
+        )
+        for place, method in enumerate(order, start=1)
+    }
+
+
+def differences(ours: Mapping[tuple[str, int], float], theirs: Mapping[tuple[str, int], float]) -> list[float]:
+    """Differences on the images and classes that both have."""
+    return [value - theirs[name] for name, value in ours.items() if name in theirs]
+
+
+def headline(group: Group) -> tuple[str, Column] | None:
+    """Protocol and column by which images and methods are compared in pictures: Ins-Del where there is one."""
+    values = group.values
+    judging = [(protocol, column) for protocol, column in values if better(column[0]) != "neither"]
+    judging = [name for name in judging if name[1][0] not in side_columns() | {"seconds", "forward_images"}]
+    for metric in _HEADLINES:
+        own = [name for name in judging if name[1][0] == metric]
+        if own:
+            return next((name for name in own if name[1][1] == AVERAGE), own[0])
+    return judging[0] if judging else None
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The headline's mean for each part of the images."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[tuple[str, int, Sequence[float | None]]]
+    note: str = ""
+
+
+def by_confidence(group: Group) -> Breakdown | None:
+    """Images in bands of the model's score of the explained class."""
+    chosen = headline(group)
+    if chosen is None or any(not 0 <= fact.score <= 1 for fact in group.facts.values()):
+        return None
+    values, rows = group.values[chosen], []
+    for low, high in pairwise(_BANDS):
+        inside = {n for n, fact in group.facts.items() if low <= fact.score < high or (high == 1.0 == fact.score)}
+        if inside:
+            rows.append((f"{low:.1f} to {high:.1f}", len(inside), _means(values, group.methods, inside)))
+    return Breakdown("model's score of the class", group.methods, rows)
+
+
+def by_class(group: Group) -> list[tuple[int, int, Sequence[float | None]]]:
+    """Class (the true one, where it is known), images, and the headline's mean of each method."""
+    chosen = headline(group)
+    if chosen is None:
+        return []
+    members: dict[int, set[tuple[str, int]]] = defaultdict(set)
+    for (image, target), fact in group.facts.items():
+        members[target if fact.label is None else fact.label].add((image, target))
+    values = group.values[chosen]
+    return [(index, len(own), _means(values, group.methods, own)) for index, own in sorted(members.items())]
+
+
+def telling_classes(
+    rows: Sequence[tuple[int, int, Sequence[float | None]]],
+) -> list[tuple[int, int, Sequence[float | None]]]:
+    """The classes on which the methods differ most; those with several images first."""
+
+    def spread(row: tuple[int, int, Sequence[float | None]]) -> tuple[bool, float]:
+        known = [value for value in row[2] if value is not None]
+        return row[1] > 1, max(known, default=0.0) - min(known, default=0.0)
+
+    return sorted(rows, key=spread, reverse=True)[:_MOST_CLASSES]
+
+
+def _means(
+    values: Mapping[str, Mapping[tuple[str, int], float]], methods: Iterable[str], inside: set[tuple[str, int]]
+) -> list[float | None]:
+    found: list[float | None] = []
+    for method in methods:
+        own = [values[method][name] for name in inside if method in values and name in values[method]]
+        found.append(math.fsum(own) / len(own) if own else None)
+    return found

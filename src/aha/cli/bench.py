@@ -1,0 +1,253 @@
+"""`aha bench`, `aha report`, `aha compare`, `aha merge`: benchmarks from a plan to a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aha.cli.options import MAX_SEED, Debug, Device, Json, Quiet
+from aha.cli.reporting import INTERRUPTED, bench_bar, duration, print_json, reported, say_error
+
+if TYPE_CHECKING:
+    from aha.bench.estimate import Estimate
+    from aha.bench.runner import BenchRun
+    from aha.bench.runs import Run
+
+
+def bench(
+    plan: Annotated[
+        str | None, typer.Argument(help="A plan (TOML), or a published table such as paper:aha-table1.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; what is finished there is skipped.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Repeatable; SOURCE:NAME, as `aha list models` shows them.")
+    ] = None,
+    weights: Annotated[list[str] | None, typer.Option(help="Weights file; as many as models, in their order.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder, CSV, tar shards, or KIND:PLACE (imagenet, imagenet-s, imagenet-segmentation, pets, coco, hf)."
+        ),
+    ] = None,
+    imagenet: Annotated[Path | None, typer.Option(help="ImageNet's folder; short for --data imagenet:DIR.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Repeatable; a method to judge.")] = None,
+    metrics: Annotated[
+        list[str] | None, typer.Option(help="Repeatable; a protocol or a metric.", show_default="quick")
+    ] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="Repeatable, reported apart: top1, label, top5, ...", show_default="top1")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of images, a seeded choice.")] = None,
+    keep: Annotated[str | None, typer.Option("--filter", help="none, or mda: its rule for choosing images.")] = None,
+    maps: Annotated[str | None, typer.Option(help="Keep maps for the gallery: none, float16 or float32.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=MAX_SEED, help="Of images, methods and metrics.", show_default="0")
+    ] = None,
+    no_pretrained: Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")] = False,
+    img_size: Annotated[int | None, typer.Option(min=1, help="Side of the model input.")] = None,
+    fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
+    score: Annotated[str | None, typer.Option(help="What is measured, as `aha list scores` shows.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Most images at once.", show_default="16")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, try one image, and say what it will cost.")
+    ] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Leave the page to `aha report`.")] = False,
+    device: Device = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Measure methods on a model and a data set; options win over the plan. The same command continues a run.
+
+    Runs as it is in one process, and under `torchrun` or `accelerate launch` in many, each with its share.
+    """
+    with reported(debug=debug, quiet=quiet):
+        from aha.bench.papers import PREFIX, paper_plans
+        from aha.bench.plan import make_plans, read_plans
+        from aha.bench.runner import BenchRun
+        from aha.errors import SpecError
+        from aha.learned.engine import launched_share
+
+        given: dict[str, Any] = {
+            "model": model,
+            "weights": weights,
+            "data": data or (f"imagenet:{imagenet}" if imagenet and not _is_paper(plan) else None),
+            "methods": method,
+            "metrics": metrics,
+            "targets": target,
+            "limit": limit,
+            "filter": keep,
+            "maps": maps,
+            "seed": seed,
+            "img_size": img_size,
+            "fit": fit,
+            "score": score,
+            "batch_size": batch_size,
+            "pretrained": False if no_pretrained else None,
+        }
+        changes = {name: value for name, value in given.items() if value not in (None, [])}
+        if plan is None:
+            plans = make_plans(changes, source="the command")
+        elif plan.startswith(PREFIX):
+            plans = paper_plans(plan, changes, imagenet)
+        else:
+            plans = read_plans(Path(plan), changes)
+        if out is None and not dry_run:
+            raise SpecError("say where the run goes: --out RUN")
+        place = out or Path("bench-run")
+        share = launched_share()
+
+        def made() -> Iterator[BenchRun]:
+            """One after the other, since several large models may not fit into memory together."""
+            return (BenchRun(each, place, device=device, share=share) for each in plans)
+
+        if dry_run:
+            _show_estimates(made(), json=json)
+            return
+        if len(plans) > 1:
+            for _ in made():  # all are checked before the first of them works
+                pass
+        for each in made():
+            _run(each, place, quiet=quiet)
+        _finish(place, share, with_report=not no_report, json=json, quiet=quiet)
+
+
+def _is_paper(plan: str | None) -> bool:
+    return plan is not None and plan.startswith("paper:")
+
+
+def _run(made: BenchRun, out: Path, *, quiet: bool) -> None:
+    cells = made.total // max(1, made.num_images)
+    try:
+        with bench_bar(made.pending, cells, shown=not quiet) as advance:
+            made.run(advance)
+    except KeyboardInterrupt:
+        say_error(f"interrupted; what is done is in {out}; the same command continues")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _show_estimates(runs: Iterable[BenchRun], *, json: bool) -> None:
+    from aha.bench.estimate import estimate
+
+    costs = []
+    for made in runs:
+        cost = estimate(made)
+        costs.append({"model": made.model.spec, "left_out": made.work.left_out, **asdict(cost)})
+        if not json:
+            _show_estimate(made, cost)
+    if json:
+        print_json(costs)
+
+
+def _show_estimate(made: BenchRun, cost: Estimate) -> None:
+    typer.echo(
+        f"{made.model.spec} on {made.model.device}: {cost.images} images, {len(made.work.methods)} methods, "
+        f"{len(made.work.protocols)} protocols, {' and '.join(made.words)}: {cost.cells} cells to do"
+    )
+    typer.echo(
+        f"  {cost.forward:,.0f} images forward, {cost.backward:,.0f} backward, {cost.bytes / 1e6:,.1f} MB, "
+        f"about {duration(cost.seconds)} in one process"
+    )
+    for method, seconds in sorted(cost.by_method.items(), key=lambda item: -item[1]):
+        typer.echo(f"  {seconds:8.2f} s per image  {method}")
+    for reason in made.work.left_out.values():
+        typer.echo(f"  left out: {reason}")
+    for failure in dict.fromkeys(cost.failures):
+        typer.echo(f"  failed on the image that was tried: {failure}")
+
+
+def _finish(out: Path, share: tuple[int, int], *, with_report: bool, json: bool, quiet: bool) -> None:
+    """Reports; of several processes, the one that finds everything done."""
+    from aha.bench.report import write_report
+    from aha.bench.runs import read_run
+
+    read = read_run(out)
+    if share[1] > 1 and any(group.missing for group in read.groups):
+        return
+    page = write_report(out) if with_report else None
+    if json:
+        print_json(_as_json(read, page))
+    elif not quiet:
+        for group in read.groups:
+            typer.echo(group.scores.to_markdown() + "\n")
+            if group.missing:
+                typer.echo(f"{group.missing} cells are missing; the same command continues")
+            if group.scores.failures:
+                typer.echo(f"{len(group.scores.failures)} measurements failed; the report says which and why")
+        typer.echo(f"report: {page}" if page else f"rows: {out}; make the page with: aha report {out}")
+
+
+def _as_json(read: Run, page: Path | None) -> dict[str, Any]:
+    return {
+        "run": str(read.folder),
+        "report": None if page is None else str(page),
+        "groups": [
+            {
+                "model": group.model,
+                "asked": group.asked,
+                "missing": group.missing,
+                "failures": len(group.scores.failures),
+                "summary": [row._asdict() for row in group.scores.summary()],
+            }
+            for group in read.groups
+        ],
+    }
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the report; the run's own by default.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Make the page, tables and figures of a run from its stored rows, without a model."""
+    with reported(debug=debug, quiet=quiet):
+        from aha.bench.report import write_report
+        from aha.bench.runs import read_run
+
+        page = write_report(run, out)
+        if json:
+            print_json(_as_json(read_run(run), page))
+        elif not quiet:
+            typer.echo(f"report: {page}")
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    second: Annotated[Path, typer.Argument(help="Folder of another run.")],
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Compare two runs on the images that both have: differences with errors and paired tests."""
+    with reported(debug=debug, quiet=quiet):
+        from aha.bench.compare import as_markdown, compare_runs
+
+        found = compare_runs(first, second)
+        if json:
+            print_json([{**row._asdict(), "verdict": row.verdict} for row in found])
+        elif not quiet:
+            typer.echo(as_markdown(found))
+
+
+def merge(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
+    out: Annotated[Path, typer.Option(help="Folder of the merged run.")],
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Put the results of several runs into one, each once."""
+    with reported(debug=debug, quiet=quiet):
+        from aha.bench.runs import merge_runs
+
+        cells = merge_runs(runs, out)
+        if json:
+            print_json({"run": str(out), "cells": cells})
+        elif not quiet:
+            typer.echo(f"{cells} cells: {out}")

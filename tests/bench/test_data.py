@@ -1,0 +1,216 @@
+"""The layouts of data sets, each in miniature."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tarfile
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from worlds import tiny_model
+
+from aha.bench.data import choose, find_data, mda_filter
+from aha.bench.layouts import _uncompressed
+from aha.bench.plan import Plan
+from aha.bench.runner import BenchRun
+from aha.errors import ImageError, MissingExtra, SpecError, UnknownName
+from aha.images import read_image
+from aha.models import TargetModel, load_model
+from fakes import CLASSES, TinyCNN
+
+
+@pytest.fixture(scope="module")
+def thousand() -> TargetModel:
+    return load_model(TinyCNN(classes=1000).eval(), input_size=32, mean=[0.5] * 3, std=[0.5] * 3)
+
+
+def save(path: Path, value: int = 100, size: tuple[int, int] = (20, 16)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (value, value, value)).save(path)
+    return path
+
+
+def test_folders(tmp_path: Path, thousand: TargetModel) -> None:
+    for index, name in enumerate(("n01440764", "n01443537")):
+        save(tmp_path / "val" / name / f"{index}.png")
+    found = find_data(f"folder:{tmp_path / 'val'}", thousand)
+    assert [(image.id, image.label) for image in found] == [("n01440764/0.png", 0), ("n01443537/1.png", 1)]
+    for text in (f"imagenet:{tmp_path}", str(tmp_path / "val"), f"folder:{tmp_path}@val"):
+        assert [(image.id, image.label) for image in find_data(text, thousand)] == [(i.id, i.label) for i in found]
+    for name in "abcde":
+        save(tmp_path / "five" / name / "x.png")
+    assert [image.label for image in find_data(str(tmp_path / "five"), tiny_model())] == list(range(CLASSES))
+    save(tmp_path / "five" / "f" / "x.png")
+    assert [image.label for image in find_data(str(tmp_path / "five"), tiny_model())] == [None] * 6
+
+
+def test_imagenet_with_lists(tmp_path: Path, thousand: TargetModel) -> None:
+    for name in ("a", "b", "c"):
+        save(tmp_path / "val" / f"{name}.png")
+    (tmp_path / "LOC_val_solution.csv").write_text(
+        "ImageId,PredictionString\na,n01443537 1 2 3 4 n01443537 5 6 7 8 \nb,n01440764 0 0 9 9\n"
+    )
+    first, second = find_data(f"imagenet:{tmp_path}", thousand)
+    assert (first.label, first.boxes) == (1, ((1, 2, 3, 4), (5, 6, 7, 8))) and second.label == 0
+    (tmp_path / "labels.csv").write_text(
+        "file,split,class_index\nval/a.png,val,7\ntrain/b.png,train,8\nval/c.png,val,9\n"
+    )
+    (tmp_path / "boxes.csv").write_text("file,class_index,x0,y0,x1,y1\nval/a.png,7,1,1,5,5\n")
+    first, second = find_data(f"imagenet:{tmp_path}", thousand)
+    assert (first.label, first.boxes, second.label, second.boxes) == (7, ((1, 1, 5, 5),), 9, ())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ImageError, match="no labels"):
+        find_data(f"imagenet:{tmp_path / 'empty'}", thousand)
+
+
+def test_imagenet_s(tmp_path: Path, thousand: TargetModel) -> None:
+    for name in ("n01440764", "n01443537"):
+        save(tmp_path / "validation" / name / "x.JPEG")
+    classes = np.array([[0, 1, 2, 1000], [2, 2, 1, 0]])
+    colours = np.stack([classes % 256, classes // 256, classes * 0], axis=-1).astype(np.uint8)
+    for name in ("n01440764", "n01443537"):
+        path = tmp_path / "validation-segmentation" / name / "x.png"
+        path.parent.mkdir(parents=True)
+        Image.fromarray(colours).save(path)
+    first, second = find_data(f"imagenet-s:{tmp_path}", thousand)
+    assert (first.label, second.label) == (0, 1)
+    assert first.mask().tolist() == [[0, 1, 0, 255], [0, 0, 1, 0]]
+    assert second.mask().tolist() == [[0, 0, 1, 255], [1, 1, 0, 0]]
+
+
+def test_imagenet_segmentation(tmp_path: Path, thousand: TargetModel) -> None:
+    with pytest.raises((MissingExtra, ImageError)):
+        find_data(f"imagenet-segmentation:{tmp_path / 'gtsegs_ijcv.mat'}", thousand)
+    h5py = pytest.importorskip("h5py")
+    picture, mask = np.arange(2 * 3 * 3).reshape(2, 3, 3).astype(np.uint8), np.eye(2, 3, dtype=np.uint8)
+    with h5py.File(tmp_path / "gtsegs_ijcv.mat", "w") as file:
+        file["a"], file["b"] = picture.transpose(), mask.transpose()
+        file.create_dataset("c", (1, 1), dtype=h5py.ref_dtype)[0, 0] = file["b"].ref
+        for name, target in (("img", "a"), ("gt", "c")):
+            file.create_dataset(f"value/{name}", (1, 1), dtype=h5py.ref_dtype)[0, 0] = file[target].ref
+    (image,) = find_data(f"imagenet-segmentation:{tmp_path / 'gtsegs_ijcv.mat'}", thousand)
+    assert np.array_equal(image.read(), picture) and np.array_equal(image.mask(), mask)
+
+
+def test_pets(tmp_path: Path, thousand: TargetModel) -> None:
+    save(tmp_path / "images" / "Abyssinian_1.jpg")
+    trimap = tmp_path / "annotations" / "trimaps" / "Abyssinian_1.png"
+    trimap.parent.mkdir(parents=True)
+    Image.fromarray(np.array([[1, 2, 3]], dtype=np.uint8)).save(trimap)
+    (tmp_path / "annotations" / "test.txt").write_text("#comment\nAbyssinian_1 1 1 1\nMissing_2 2 1 1\n")
+    (image,) = find_data(f"pets:{tmp_path}", thousand)
+    assert image.label is None and image.mask().tolist() == [[1, 0, 255]]
+    breeds = load_model(TinyCNN(classes=37).eval(), input_size=32, mean=[0.5] * 3, std=[0.5] * 3)
+    assert find_data(f"pets:{tmp_path}", breeds)[0].label == 0
+
+
+def test_coco(tmp_path: Path, thousand: TargetModel) -> None:
+    save(tmp_path / "val2017" / "x.jpg", size=(6, 4))
+    save(tmp_path / "val2017" / "empty.jpg", size=(6, 4))
+    square = {
+        "segmentation": [[1, 1, 3, 1, 3, 2, 1, 2]],
+        "bbox": [1, 1, 2, 1],
+        "area": 6,
+        "category_id": 9,
+        "iscrowd": 0,
+    }
+    other = {**square, "category_id": 3, "area": 1}
+    crowd = {**square, "segmentation": {"counts": [0, 2, 22], "size": [4, 6]}, "iscrowd": 1}
+    annotations = [{**annotation, "image_id": 1} for annotation in (square, other, crowd)]
+    images = [
+        {"id": i + 1, "file_name": name, "height": 4, "width": 6} for i, name in enumerate(("x.jpg", "empty.jpg"))
+    ]
+    (tmp_path / "annotations").mkdir()
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 3}, {"id": 9}]}
+    (tmp_path / "annotations" / "instances_val2017.json").write_text(json.dumps(content))
+    (image,) = find_data(f"coco:{tmp_path}", thousand)
+    mask = image.mask()
+    assert image.boxes == ((1, 1, 3, 2),) and mask[1:3, 1:4].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert mask[:2, 0].tolist() == [255, 255] and mask.sum() == 6 + 2 * 255
+
+
+def test_compressed_run_lengths() -> None:
+    """Against the encoder of the format's description."""
+
+    def compressed(runs: list[int]) -> str:
+        text = ""
+        for place, run in enumerate(runs):
+            value, more = run - (runs[place - 2] if place > 2 else 0), True
+            while more:
+                bits = value & 0x1F
+                value >>= 5
+                more = value != -1 if bits & 0x10 else value != 0
+                text += chr(48 + (bits | (0x20 if more else 0)))
+        return text
+
+    for runs in ([0, 5, 100, 3, 2000, 1], [7], [40, 31, 32, 33, 1]):
+        assert _uncompressed(compressed(runs)) == runs
+
+
+def test_shards_and_hugging_face(tmp_path: Path, photo: Image.Image, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    photo.save(buffer, format="PNG")
+    with tarfile.open(tmp_path / "val-00.tar", "w") as archive:
+        for name, content in (("a.png", buffer.getvalue()), ("a.cls", b"3")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    (image,) = find_data(str(tmp_path / "val-00.tar"), tiny_model())
+    assert image.label == 3 and read_image(image.read()).size == photo.size
+    plan = Plan("m", f"shards:{tmp_path / 'val-00.tar'}", ("gradient",), ("sparseness",), ("label",))
+    made = BenchRun(plan, tmp_path / "run", model=tiny_model())
+    made.run()
+    assert made.pending == 0 or BenchRun(plan, tmp_path / "run", model=tiny_model()).pending == 0
+
+    class Rows(list):
+        column_names = ("image", "label")
+
+        def __getitem__(self, key):
+            return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
+
+    rows = Rows([{"image": photo, "label": 2}, {"image": photo, "label": -1}])
+    library = types.SimpleNamespace(load_dataset=lambda name: {"train": [], "validation": rows})
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    first, second = find_data("hf:someone/pictures", tiny_model())
+    assert (first.id, first.label, second.label) == ("validation/0", 2, None) and first.read() is photo
+    with pytest.raises(ImageError, match="no split test"):
+        find_data("hf:someone/pictures@test", tiny_model())
+
+
+def test_choices_grow_and_keep_their_order(data: Path) -> None:
+    images = find_data(str(data / "list.csv"), tiny_model())
+    two, four = choose(images, 2, seed=1), choose(images, 4, seed=1)
+    assert {i.id for i in two} < {i.id for i in four} and [i.id for i in four] == sorted(i.id for i in four)
+    assert choose(images, 4, seed=2) != four and choose(images, None, 0) == images
+
+
+def test_the_filter_of_mda(data: Path) -> None:
+    model = tiny_model()
+    images = find_data(str(data / "list.csv"), model)
+    scores = {}
+    for image in images:
+        outputs = model.outputs(model.stated_preprocessing()(read_image(image.read()))[0][None])
+        best = int(outputs.argmax())
+        scores[image.id] = best, float(outputs.softmax(dim=1)[0, best])
+    right = [replace(image, label=scores[image.id][0]) for image in images]
+    kept = mda_filter(model, right, None, 4)
+    sure = [image.id for image in right if scores[image.id][1] >= 0.6]
+    assert kept == [
+        name for place, name in enumerate(sure) if [scores[n][0] for n in sure[:place]].count(scores[name][0]) < 5
+    ]
+    assert mda_filter(model, right, 1, 4) == kept[:1]
+    wrong = [replace(image, label=(image.label + 1) % CLASSES) for image in right]
+    assert mda_filter(model, wrong, None, 4) == []
+    with pytest.raises(SpecError, match="no labels"):
+        mda_filter(model, [replace(images[0], label=None)], None, 4)
+
+
+def test_unknown_kinds() -> None:
+    with pytest.raises(UnknownName, match="did you mean imagenet"):
+        find_data("imagenett:somewhere", tiny_model())

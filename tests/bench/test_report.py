@@ -1,0 +1,204 @@
+"""Reports, comparisons, estimates: from stored rows alone, and right."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from worlds import tiny_model
+
+import aha
+from aha.bench import Plan, compare_runs, estimate, merge_runs, read_run, run, write_report
+from aha.bench.compare import as_markdown
+from aha.bench.papers import PAPERS, paper_plans, printed_beside
+from aha.bench.runner import BenchRun
+from aha.bench.significance import holm, paired_p, student_tail
+from aha.bench.store import ROWS
+from aha.bench.tables import by_class, by_confidence, headline, summary_tables
+from aha.errors import OutputError, SpecError
+from aha.labelled import find_labelled
+
+
+@pytest.fixture
+def finished(plan: Plan, tmp_path: Path) -> Path:
+    run(replace(plan, maps="float16", methods=(*plan.methods, "center_map")), tmp_path / "run", model=tiny_model())
+    return tmp_path / "run"
+
+
+def test_the_report_has_everything_and_needs_nothing(finished: Path, plan: Plan, data: Path) -> None:
+    page = write_report(finished)
+    text = page.read_text()
+    assert "http://" not in re.sub(r"xmlns[^\"]*\"[^\"]*\"", "", text).replace("http://www.w3.org", "")
+    assert not re.search(r"<(script|img|link)[^>]+(src|href)=\"(?!data:)", text)
+    for words in (
+        "Protocol",
+        "By confidence",
+        "By class",
+        "Telling images",
+        "How to repeat it",
+        "ins_del (black) ↑",
+        "Cost",
+    ):
+        assert words in text
+    assert text.count("data:image/svg+xml") == 2  # curves, and quality over seconds
+    assert 'class="r1 top"' in text
+    names = {path.name for path in finished.iterdir()}
+    assert {"scores.csv", "summary.csv", "per_class.csv", "tables.md", "tables.tex", "figures"} <= names
+    assert "\\toprule" in (finished / "tables.tex").read_text() and "\\textbf{" in (finished / "tables.tex").read_text()
+    assert {path.suffix for path in (finished / "figures").iterdir()} == {".svg", ".png"}
+    rows = list(csv.DictReader((finished / "scores.csv").read_text().splitlines()))
+    assert list(rows[0]) == ["image", "method", "metric", "protocol", "target", "reference", "value"]
+    images = [image.path for image in find_labelled([data / "list.csv"])]
+    methods = [*plan.methods, "center_map"]
+    expected = aha.evaluate(tiny_model(), images, methods, list(plan.metrics))
+    ours = {(r["image"], r["method"], r["metric"], r["reference"]): float(r["value"]) for r in rows}
+    theirs = {(Path(r.image).name, r.method, r.metric, r.reference): r.value for r in expected.rows}
+    assert ours == pytest.approx(theirs, abs=1e-6)
+    summary = {(s.method, s.metric, s.reference): s.mean for s in read_run(finished).group().scores.summary()}
+    assert summary == pytest.approx({(s.method, s.metric, s.reference): s.mean for s in expected.summary()}, abs=1e-6)
+    again = write_report(finished, finished.parent / "elsewhere")
+    assert again.read_text() == text
+
+
+def test_tables_rank_and_test(finished: Path) -> None:
+    group = read_run(finished).group()
+    (first, *_) = summary_tables(group)
+    column = first.columns[0]
+    entries = {method: row[column] for method, row in first.rows.items()}
+    order = sorted(entries, key=lambda method: -entries[method].mean)
+    assert [entries[method].rank for method in order] == [1, 2, 3] and math.isnan(entries[order[0]].p)
+    values = {m: [r.value for r in group.scores.rows if (r.method, r.metric) == (m, column[0])] for m in order}
+    raw = {m: float(stats.ttest_rel(values[m], values[order[0]]).pvalue) for m in order[1:]}
+    assert {m: entries[m].p for m in order[1:]} == pytest.approx(holm(raw), rel=1e-6)
+    assert entries[order[0]].error == pytest.approx(float(stats.sem(values[order[0]])))
+    chosen = headline(group)
+    assert chosen is not None and chosen[1][0] == "ins_del"
+    bands = by_confidence(group)
+    assert bands is not None and sum(n for _, n, _ in bands.rows) == 6
+    assert sum(n for _, n, _ in by_class(group)) == 6
+
+
+def test_significance_against_scipy() -> None:
+    generator = np.random.default_rng(0)
+    for n in (2, 3, 10, 500):
+        gaps = generator.normal(0.1, 1.0, n).tolist()
+        assert paired_p(gaps) == pytest.approx(float(stats.ttest_1samp(gaps, 0).pvalue), rel=1e-9)
+    for t, freedom in ((0.0, 3), (1.5, 1), (-4.0, 20), (30.0, 200)):
+        assert student_tail(t, freedom) == pytest.approx(float(2 * stats.t.sf(abs(t), freedom)), rel=1e-8)
+    assert paired_p([0.0, 0.0]) == 1.0 and paired_p([1.0, 1.0]) == 0.0 and math.isnan(paired_p([1.0]))
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+
+
+def test_two_kinds_of_target_are_reported_apart(plan: Plan, tmp_path: Path) -> None:
+    read = run(replace(plan, targets=("top1", "label")), tmp_path / "run", model=tiny_model())
+    assert [group.asked for group in read.groups] == ["top1", "label"]
+    text = write_report(tmp_path / "run").read_text()
+    assert "predicted class" in text and "true class" in text
+    heads = (tmp_path / "run" / "scores.csv").read_text().splitlines()[0]
+    assert heads == "image,method,metric,protocol,target,reference,value,asked,model"
+
+
+def test_what_is_missing_is_said(plan: Plan, data: Path, tmp_path: Path) -> None:
+    (data / "03.png").write_bytes(b"nothing")
+    run(plan, tmp_path / "run", model=tiny_model())
+    rows = tmp_path / "run" / ROWS / "0000.jsonl"
+    rows.write_bytes(b"".join(rows.read_bytes().splitlines(keepends=True)[:-3]))
+    text = write_report(tmp_path / "run").read_text()
+    assert "3 results that the plan asks for are not there yet" in text
+    assert "What could not be measured" in text and "03.png" in text
+    with pytest.raises(OutputError, match="not the folder of a run"):
+        write_report(tmp_path / "nothing")
+
+
+def test_compare_and_merge(plan: Plan, tmp_path: Path) -> None:
+    first = replace(plan, methods=("gradient",))
+    run(first, tmp_path / "a", model=tiny_model())
+    run(plan, tmp_path / "b", model=tiny_model())
+    found = compare_runs(tmp_path / "a", tmp_path / "b")
+    assert {row.method for row in found} == {"gradient"} and all(row.difference == 0 and row.n == 6 for row in found)
+    assert {row.verdict for row in found} == {"same"} and "gradient" in as_markdown(found)
+    run(replace(plan, methods=("random_map",), seed=5), tmp_path / "c", model=tiny_model())
+    other = compare_runs(tmp_path / "b", tmp_path / "c")
+    assert {row.method for row in other} == {"random_map"} and any(row.difference != 0 for row in other)
+    assert merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "merged") == 24
+    assert read_run(tmp_path / "merged").group().scores.summary() == read_run(tmp_path / "b").group().scores.summary()
+    with pytest.raises(OutputError, match="holds a run already"):
+        merge_runs([tmp_path / "a"], tmp_path / "merged")
+    with pytest.raises(OutputError, match="in common"):
+        compare_runs(tmp_path / "a", tmp_path / "c")
+
+
+def test_the_estimate_writes_nothing_and_is_about_right(plan: Plan, tmp_path: Path) -> None:
+    made = BenchRun(replace(plan, maps="float16"), tmp_path / "run", model=tiny_model())
+    expected = estimate(made)
+    assert not (tmp_path / "run").exists() and expected.cells == 24 and expected.images == 6
+    before = made.model.passes["forward"]
+    made.run()
+    assert expected.forward == pytest.approx(made.model.passes["forward"] - before, rel=0.1)
+    size = sum(path.stat().st_size for folder in (ROWS, "maps") for path in (tmp_path / "run" / folder).iterdir())
+    assert expected.bytes == pytest.approx(size, rel=0.4)
+    assert set(expected.by_method) == set(plan.methods) and expected.seconds > 0
+
+
+def test_a_large_report_is_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 000 rows; in processor time, since other work goes on beside."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    from bench_overhead import report_seconds
+
+    assert report_seconds(tmp_path) < 10
+    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 100_081
+
+
+def test_papers(plan: Plan, tmp_path: Path, data: Path) -> None:
+    for name in PAPERS:
+        plans = paper_plans(f"paper:{name}", {}, tmp_path)
+        assert all(made.paper == name and made.optional for made in plans)
+    assert len(paper_plans("paper:caap-table1", {}, tmp_path)) == 4
+    with pytest.raises(SpecError, match="did you mean aha-table1"):
+        paper_plans("paper:aha-tabel1", {}, tmp_path)
+    with pytest.raises(SpecError, match="needs its images"):
+        paper_plans("paper:aha-table1", {})
+    changes = {"model": "module:TinyCNN", "data": plan.data, "methods": ["grad_cam", "tis"], "metrics": ["quick"]}
+    (made,) = paper_plans("paper:aha-table1", changes)
+    read = run(made, tmp_path / "run", model=tiny_model())
+    assert json.loads((tmp_path / "run" / "plans.jsonl").read_text().splitlines()[0])["plan"]["paper"] == "aha-table1"
+    beside = printed_beside(read.group("top1"), [made.as_dict()])
+    printed = {row.metric: row.printed for row in beside if row.method == "grad_cam"}
+    assert printed == {"deletion mean_of_3": 0.2858, "insertion mean_of_3": 0.4982, "ins_del mean_of_3": 0.2124}
+    true = {row.metric: row.printed for row in printed_beside(read.group("label"), [made.as_dict()])}
+    assert true["ins_del mean_of_3"] != printed["ins_del mean_of_3"]
+    text = write_report(tmp_path / "run").read_text()
+    assert "Beside the paper" in text and "stands in for the paper&#39;s ViT-B/16" in text and "0.2858" in text
+
+
+def test_the_page_in_a_browser(finished: Path) -> None:
+    """No script error, all pictures load, tables sort."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    page_path = write_report(finished)
+    with sync_api.sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch()
+        except sync_api.Error as error:
+            pytest.skip(f"no browser: {error}")
+        page = browser.new_page()
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.goto(page_path.as_uri())
+        assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+        column = (
+            "[...document.querySelector('table').tBodies[0].rows].map(row => parseFloat(row.cells[1].dataset.value))"
+        )
+        page.click("table >> nth=0 >> thead >> button >> nth=1")
+        down = page.evaluate(column)
+        page.click("table >> nth=0 >> thead >> button >> nth=1")
+        assert down == sorted(down, reverse=True) and page.evaluate(column) == sorted(down)
+        assert errors == []
+        browser.close()

@@ -1,0 +1,151 @@
+"""Running plans: equal to `aha.evaluate`, whatever the order, batch or share; resumed, extended, never doubled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from worlds import cells_of, count_lines, tiny_model
+
+import aha
+from aha.bench.plan import Plan
+from aha.bench.runner import BenchRun
+from aha.labelled import find_labelled, read_mask
+from fakes import Boom, changes, snapshot
+
+
+def run(plan: Plan, out: Path, **options: object) -> BenchRun:
+    made = BenchRun(plan, out, model=tiny_model(), **options)
+    made.run()
+    return made
+
+
+def values(out: Path) -> dict[tuple[object, ...], float]:
+    return {
+        (cell["asked"], cell["method"], cell["protocol"], cell["image"], found["target"], metric, reference): value
+        for cell in cells_of(out).values()
+        for found in cell["found"]
+        for metric, reference, value in found["rows"]
+    }
+
+
+def test_it_equals_evaluate(plan: Plan, data: Path, tmp_path: Path) -> None:
+    plan = replace(plan, metrics=(*plan.metrics, "segmentation"), targets=("top1", "label"))
+    model = tiny_model()
+    before = snapshot(model.module)
+    BenchRun(plan, tmp_path / "run", model=model).run()
+    assert not changes(before, snapshot(model.module))
+    images = find_labelled([data / "list.csv"])
+    expected = {}
+    for word in plan.targets:
+        scores = aha.evaluate(
+            tiny_model(),
+            [image.path for image in images],
+            list(plan.methods),
+            list(plan.metrics),
+            targets=word,
+            labels=[image.label for image in images],
+            masks=[read_mask(image.mask) for image in images],
+        )
+        assert not scores.failures
+        expected |= {
+            (word, r.method, r.protocol, Path(r.image).name, r.target, r.metric, r.reference): r.value
+            for r in scores.rows
+        }
+    assert values(tmp_path / "run") == pytest.approx(expected, abs=1e-6)
+
+
+def test_order_batch_and_share_do_not_matter(plan: Plan, tmp_path: Path) -> None:
+    run(plan, tmp_path / "one")
+    run(replace(plan, batch_size=5, methods=plan.methods[::-1], metrics=plan.metrics[::-1]), tmp_path / "other")
+    for rank in (2, 0, 1):
+        run(plan, tmp_path / "shared", share=(rank, 3))
+    one, other, shared = (cells_of(tmp_path / name) for name in ("one", "other", "shared"))
+    assert one.keys() == other.keys() == shared.keys() and len(one) == 6 * 2 * 2
+    assert values(tmp_path / "one") == pytest.approx(values(tmp_path / "other"), abs=1e-6)
+    assert values(tmp_path / "one") == pytest.approx(values(tmp_path / "shared"), abs=1e-6)
+    assert len(list((tmp_path / "shared" / "rows").iterdir())) == 3
+
+
+def test_finished_cells_are_skipped_and_more_can_be_asked_for(plan: Plan, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = run(replace(plan, limit=3, methods=("gradient",)), out)
+    assert first.total == 6 and first.pending == 0
+    before = cells_of(out)
+    model = tiny_model()
+    again = BenchRun(replace(plan, limit=3, methods=("gradient",)), out, model=model)
+    before_run = model.passes["forward"]
+    again.run()
+    assert model.passes["forward"] == before_run and count_lines(out) == 6
+    more = BenchRun(plan, out, model=tiny_model())
+    assert more.pending == 24 - 6  # the smaller choice of images is part of the larger one
+    steps = []
+    more.run(steps.append)
+    assert sum(step.cells for step in steps) == 18 and {step.method for step in steps} == set(plan.methods)
+    assert count_lines(out) == 24 and before.items() <= cells_of(out).items()
+
+
+def test_the_true_class_is_not_computed_twice(plan: Plan, tmp_path: Path) -> None:
+    """Where the prediction is right, both kinds of target are the same map."""
+    model = tiny_model()
+    BenchRun(replace(plan, targets=("top1",)), tmp_path / "one", model=model).run()
+    right = [c["image"] for c in cells_of(tmp_path / "one").values() if c["label"] == c["found"][0]["target"]]
+    passes = model.passes["forward"]
+    both = tiny_model()
+    BenchRun(replace(plan, targets=("label", "top1")), tmp_path / "both", model=both).run()
+    cells = cells_of(tmp_path / "both").values()
+    assert {c["asked"] for c in cells} == {"label", "top1"} and len(cells) == 48
+    share = len(set(right)) / 6
+    assert both.passes["forward"] < passes * (2 - share) * 1.1
+    for cell in cells:
+        if cell["asked"] == "label":
+            assert [found["target"] for found in cell["found"]] == [cell["label"]]
+
+
+def test_failures_are_recorded_and_do_not_stop_the_run(
+    plan: Plan, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aha.methods.gradient import Gradient
+
+    (data / "02.png").write_bytes(b"nothing")
+    original = Gradient.__call__
+
+    def fails(self, model, images, classes):
+        if any(abs(float(image.mean()) - MEAN) < 1e-6 for image in images):
+            raise Boom("no map for this one")
+        return original(self, model, images, classes)
+
+    model = tiny_model()
+    from aha.images import read_image
+
+    MEAN = float(model.stated_preprocessing()(read_image(data / "04.png"))[0].mean())
+    monkeypatch.setattr(Gradient, "__call__", fails)
+    BenchRun(plan, tmp_path / "run", model=model).run()
+    cells = cells_of(tmp_path / "run").values()
+    failed = {(c["image"], c["method"]) for c in cells if not c["found"]}
+    assert failed == {("02.png", "gradient"), ("02.png", "random_map"), ("04.png", "gradient")}
+    reasons = {c["image"]: c["failures"][0][1] for c in cells if c["failures"]}
+    assert "02.png" in reasons and reasons["04.png"] == "Boom: no map for this one"
+    assert BenchRun(plan, tmp_path / "run", model=tiny_model()).pending == 0
+
+
+def test_maps_are_kept_in_half_precision(plan: Plan, tmp_path: Path) -> None:
+    from aha.bench.store import read_cells, read_map, read_picture
+
+    run(replace(plan, maps="float16", limit=2), tmp_path / "run")
+    cells = read_cells(tmp_path / "run")
+    expected = aha.explain(tiny_model(), Path(plan.data[4:]).parent / cells[0]["image"], cells[0]["method"])
+    stored = read_map(tmp_path / "run", cells[0]["found"][0]["map"])
+    assert stored == pytest.approx(expected.maps[0].numpy(), abs=1e-3 * float(expected.maps.abs().max()))
+    assert read_picture(tmp_path / "run", cells[0]["picture"]).size == stored.shape[::-1]
+
+
+def test_mosaics(plan: Plan, tmp_path: Path) -> None:
+    plan = replace(plan, metrics=("grid_pointing",))
+    run(plan, tmp_path / "run")
+    (cell, other) = cells_of(tmp_path / "run").values()
+    assert cell["asked"] == other["asked"] == "grid" and len(cell["found"]) == 4
+    assert BenchRun(plan, tmp_path / "run", model=tiny_model()).total == 2
+    run(plan, tmp_path / "run")
+    assert count_lines(tmp_path / "run") == 2
