@@ -60,9 +60,9 @@ def create_app(
     explorer = Explorer(bench, runs)
     app = Starlette(
         routes=explorer.routes(),
-        exception_handlers={  # type: ignore[dict-item]  # each handler takes its own kind of error
-            AhaError: _explain_error,
-            HTTPException: _explain_status,
+        exception_handlers={  # each handler takes its own kind of error
+            AhaError: _explain_error,  # type: ignore[dict-item]
+            HTTPException: _explain_status,  # type: ignore[dict-item]
             Exception: _explain_surprise,
         },
     )
