@@ -35,7 +35,6 @@ class DecoderConfig:
         width: channels of every level.
         stride: pixels per value of the map before it is upsampled; the finest detail the decoder can draw.
         starts_from_evidence: add the class evidence `w_c . F` of the deepest features.
-        amplitude: factor of what is drawn beside the evidence, whose deviation is one: how soon it can outweigh it.
     """
 
     channels: tuple[int, ...]
@@ -43,7 +42,6 @@ class DecoderConfig:
     width: int = 64
     stride: int = 16
     starts_from_evidence: bool = True
-    amplitude: float = 1.0
 
 
 class ResidualConv(nn.Module):
@@ -100,8 +98,6 @@ class Decoder(nn.Module):
             nn.GELU(),
             nn.Conv2d(width // 2, 1, 1, bias=False),  # only the order of a map counts: a shift changes nothing
         )
-        if config.starts_from_evidence:
-            nn.init.zeros_(self.head[-1].weight)  # type: ignore[arg-type]  # the first map is the evidence itself
         # Negative where evidence points the other way: patch tokens of some transformers do.
         self.evidence_gain = nn.Parameter(torch.ones(()))
 
@@ -116,7 +112,7 @@ class Decoder(nn.Module):
             fused = level if fused is None else level + F.interpolate(fused, grid, mode="bilinear", align_corners=False)
             fused = self.fusions[index](fused)
         assert fused is not None
-        drawn = self.config.amplitude * self.head(fused)  # (B, 1, h, w)
+        drawn = self.head(fused)  # (B, 1, h, w)
         if self.config.starts_from_evidence and features[-1].shape[1] == class_vectors.shape[1]:
             evidence = class_evidence(features[-1], class_vectors)[:, None]
             drawn = drawn + self.evidence_gain * F.interpolate(

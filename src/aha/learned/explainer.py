@@ -109,7 +109,6 @@ class Explainer(nn.Module):
             design.width,
             design.stride,
             starts_from_evidence=conditioning == "head" and named == "target",
-            amplitude=design.amplitude,
         )
         config = ExplainerConfig(
             target.spec,

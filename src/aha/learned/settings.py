@@ -31,7 +31,6 @@ class Design:
         width: channels of the decoder.
         stride: pixels per value of the map before it is upsampled: the finest detail that can be drawn.
         class_dim: of a learned class vector.
-        amplitude: factor of what the decoder draws beside the class evidence it starts from.
     """
 
     encoder: str = "target"
@@ -40,7 +39,6 @@ class Design:
     width: int = 64
     stride: int = 16
     class_dim: int = 256
-    amplitude: float = 4.0
 
 
 # Frozen encoders of other makers -> their spec and the blocks that are read.
