@@ -52,7 +52,7 @@ def upload(client: TestClient, content: bytes, name: str = "a.png") -> str:
     return key
 
 
-def asked(client: TestClient, path: str, seconds: float = 60, **question: Any) -> dict[str, Any]:
+def asked(client: TestClient, path: str, seconds: float = 240, **question: Any) -> dict[str, Any]:
     """The result of a question, waited for."""
     answer = client.post(path, json=question)
     assert answer.status_code in (200, 202), answer.text
@@ -62,7 +62,7 @@ def asked(client: TestClient, path: str, seconds: float = 60, **question: Any) -
     return result
 
 
-def finished(client: TestClient, state: dict[str, Any], seconds: float = 60) -> dict[str, Any]:
+def finished(client: TestClient, state: dict[str, Any], seconds: float = 240) -> dict[str, Any]:
     """The state of a job once it is over."""
     end = time.monotonic() + seconds
     while state["status"] in ("waiting", "running"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -55,9 +56,16 @@ def create_app(
     *,
     token: str = "",
     report: Callable[[str], None] = lambda line: None,
+    on_end: Callable[[], None] = lambda: None,
 ) -> Guard:
-    """The application, behind its guard."""
+    """The application, behind its guard; `report` hears of errors that nobody foresaw, `on_end` is called last."""
     explorer = Explorer(bench, runs)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(on_end)
+
     app = Starlette(
         routes=explorer.routes(),
         exception_handlers={  # each handler takes its own kind of error
@@ -418,25 +426,21 @@ def _matching(served: Served, search: str) -> list[dict[str, Any]]:
     return [{"index": index, "label": names[index]} for _, index in sorted(found)[:_MOST_FOUND]]
 
 
-async def _explain_error(_request: Request, error: AhaError) -> Response:
-    if isinstance(error, Refused):
-        status = error.status
-    elif isinstance(error, Busy):
-        status = 429
-    else:
-        status = 404 if isinstance(error, Gone) else 422
-    response = answer({"error": " ".join(str(error).split())}, status)
-    if status == 429:
+async def _explain(_request: Request, error: Exception) -> Response:
+    """Every error as one line with its status."""
+    if isinstance(error, HTTPException):
+        response = answer({"error": error.detail.lower()}, error.status_code)
+        response.headers.update(error.headers or {})
+        return response
+    if not isinstance(error, AhaError):  # raised again by Starlette after the answer, and reported by the guard
+        return answer({"error": "something went wrong inside; the server goes on"}, 500)
+    response = answer({"error": " ".join(str(error).split())}, _status(error))
+    if isinstance(error, Busy):
         response.headers["retry-after"] = "5"
     return response
 
 
-async def _explain_status(_request: Request, error: HTTPException) -> Response:
-    response = answer({"error": error.detail.lower()}, error.status_code)
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _explain_surprise(_request: Request, _error: Exception) -> Response:
-    # Starlette raises it again after the answer, and the guard reports it.
-    return answer({"error": "something went wrong inside; the server goes on"}, 500)
+def _status(error: AhaError) -> int:
+    if isinstance(error, Refused):
+        return error.status
+    return 429 if isinstance(error, Busy) else 404 if isinstance(error, Gone) else 422

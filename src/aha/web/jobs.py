@@ -21,6 +21,7 @@ from aha.errors import AhaError
 Status = Literal["waiting", "running", "done", "failed", "cancelled"]
 Work = Callable[["Job"], None]
 
+_SECONDS_TO_END = 20.0
 _REMEMBERED = 512  # finished jobs that can still be asked for
 
 
@@ -114,6 +115,7 @@ class Jobs:
         self._queues: dict[str, list[tuple[int, int, Job]]] = {}
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._numbers = itertools.count()
+        self._workers: list[threading.Thread] = []
         self._is_closed = False
 
     def submit(self, key: str, kind: str, lane: str, work: Work, *, owner: str, priority: int = 1) -> Job:
@@ -133,7 +135,9 @@ class Jobs:
             self._jobs.move_to_end(key)
             if lane not in self._queues:
                 self._queues[lane] = []
-                threading.Thread(target=self._serve, args=(lane,), name=f"aha {lane}", daemon=True).start()
+                worker = threading.Thread(target=self._serve, args=(lane,), name=f"aha {lane}", daemon=True)
+                self._workers.append(worker)
+                worker.start()
             heapq.heappush(self._queues[lane], (priority, next(self._numbers), job))
             self._forget_old()
             self._changed.notify_all()
@@ -173,12 +177,16 @@ class Jobs:
             return self._jobs[key]
 
     def close(self) -> None:
-        """Ends the workers after what they are doing; what waits or runs is cancelled."""
+        """Cancels what waits or runs, and waits for the workers to end."""
         with self._changed:
             self._is_closed = True
             for job in self._jobs.values():
                 job.owners.clear()
             self._changed.notify_all()
+        # A thread that is inside a model when the interpreter ends takes the process down with an abort.
+        end = time.monotonic() + _SECONDS_TO_END
+        for worker in self._workers:
+            worker.join(max(0.0, end - time.monotonic()))
 
     def _refuse_too_many(self, owner: str) -> None:
         waiting = sum(len(queue) for queue in self._queues.values())

@@ -64,8 +64,9 @@ def make_app(settings: Settings, *, token: str = "", report: Callable[[str], Non
     store = Store(settings.cache or cache_folder().parent / "explorer")
     folders = [*settings.images, *settings.runs]
     served = _with_explainers(_load(settings), settings.explainers)
-    bench = Workbench(served, Pictures(store, examples, folders), store, Jobs(report=report))
-    return create_app(bench, runs, token=token, report=report)
+    jobs = Jobs(report=report)
+    bench = Workbench(served, Pictures(store, examples, folders), store, jobs)
+    return create_app(bench, runs, token=token, report=report, on_end=jobs.close)
 
 
 def chosen_token(host: str, token: str) -> str:
@@ -87,6 +88,7 @@ def serve(app: Guard, host: str, port: int, on_ready: Callable[[str], None] = la
     try:
         listener.bind((host, port))
     except OSError as error:
+        listener.close()
         raise OutputError(
             f"cannot listen on {host} port {port}: {error.strerror or error}; try another --port"
         ) from None
