@@ -68,11 +68,8 @@ def create_app(
 
     app = Starlette(
         routes=explorer.routes(),
-        exception_handlers={  # each handler takes its own kind of error
-            AhaError: _explain_error,  # type: ignore[dict-item]
-            HTTPException: _explain_status,  # type: ignore[dict-item]
-            Exception: _explain_surprise,
-        },
+        exception_handlers={AhaError: _explain, HTTPException: _explain, Exception: _explain},
+        lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # there is one spelling of each address
     return Guard(app, token=token, report=report)
