@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aha.cli.options import MAX_SEED, Debug, Device, Json, Quiet
+from aha.cli.options import MAX_SEED, Debug, Device, Json, NoPretrained, Quiet
 from aha.cli.reporting import INTERRUPTED, bench_bar, duration, print_json, reported, say_error
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def bench(
     seed: Annotated[
         int | None, typer.Option(min=0, max=MAX_SEED, help="Of images, methods and metrics.", show_default="0")
     ] = None,
-    no_pretrained: Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")] = False,
+    no_pretrained: NoPretrained = False,
     img_size: Annotated[int | None, typer.Option(min=1, help="Side of the model input.")] = None,
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
     score: Annotated[str | None, typer.Option(help="What is measured, as `aha list scores` shows.")] = None,

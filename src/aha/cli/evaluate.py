@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from aha.cli.options import BatchSize, Debug, Device, Json, Quiet, Seed
+from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrained, Quiet, Seed, Weights
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
 
 if TYPE_CHECKING:
@@ -29,13 +29,9 @@ def evaluate(
         list[str] | None, typer.Option(help="Repeatable; a protocol or a metric.", show_default="quick")
     ] = None,
     target: Annotated[str, typer.Option(help="Explained classes: top1, top5, label, an index or a name.")] = "top1",
-    weights: Annotated[
-        Path | None, typer.Option(help="Weights file (.safetensors, or tensors saved by PyTorch).")
-    ] = None,
-    no_pretrained: Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")] = False,
-    img_size: Annotated[
-        int | None, typer.Option(min=1, help="Side of the model input; the model's own by default.")
-    ] = None,
+    weights: Weights = None,
+    no_pretrained: NoPretrained = False,
+    img_size: ImageSize = None,
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
     score: Annotated[str, typer.Option(help="What is measured, as `aha list scores` shows.")] = "softmax",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images.")] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,3 +17,6 @@ Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, cuda:1, mps; the fastest at hand by default.", show_default=False)
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Most images computed at once; halved if memory runs out.")]
+Weights = Annotated[Path | None, typer.Option(help="Weights file (.safetensors, or tensors saved by PyTorch).")]
+NoPretrained = Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")]
+ImageSize = Annotated[int | None, typer.Option(min=1, help="Side of the model input; the model's own by default.")]

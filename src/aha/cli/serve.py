@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aha.cli.options import BatchSize, Debug, Device, Quiet
+from aha.cli.options import BatchSize, Debug, Device, NoPretrained, Quiet
 from aha.cli.reporting import reported
 
 
@@ -18,7 +18,7 @@ def serve(
     weights: Annotated[
         list[Path] | None, typer.Option(help="Repeatable; weights files of the models, in their order.")
     ] = None,
-    no_pretrained: Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")] = False,
+    no_pretrained: NoPretrained = False,
     explainer: Annotated[list[Path] | None, typer.Option(help="Repeatable; folder of a trained explainer.")] = None,
     run: Annotated[list[Path] | None, typer.Option(help="Repeatable; folder that `aha evaluate` wrote.")] = None,
     images: Annotated[

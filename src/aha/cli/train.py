@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from aha.cli.options import BatchSize, Debug, Device, Json, Quiet
+from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrained, Quiet, Weights
 from aha.cli.reporting import INTERRUPTED, fail, print_json, reported, say_error, training_bar
 
 
@@ -26,13 +26,9 @@ def train(
         Path | None, typer.Option(help="Images to measure on; some of --data are held out by default.")
     ] = None,
     start: Annotated[str | None, typer.Option(help="Explainer to start from, a folder or hub repository.")] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="Weights file (.safetensors, or tensors saved by PyTorch).")
-    ] = None,
-    no_pretrained: Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")] = False,
-    img_size: Annotated[
-        int | None, typer.Option(min=1, help="Side of the model input; the model's own by default.")
-    ] = None,
+    weights: Weights = None,
+    no_pretrained: NoPretrained = False,
+    img_size: ImageSize = None,
     score: Annotated[str, typer.Option(help="What is optimised, as `aha list scores` shows.")] = "softmax",
     precision: Annotated[
         str | None,
@@ -115,10 +111,8 @@ def export(
     model: Annotated[
         str | None, typer.Option(help="The explained model; the one the explainer names by default.")
     ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="Weights file (.safetensors, or tensors saved by PyTorch).")
-    ] = None,
-    no_pretrained: Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")] = False,
+    weights: Weights = None,
+    no_pretrained: NoPretrained = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
