@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from colour_world import ColourNet, square_image
 from torch import Tensor
 
 from aha.learned.explainer import Explainer
 from aha.learned.refinement import RefinementConfig, Refining, refine, refine_until_settled, refined_maps
 from aha.learned.settings import Design
 from aha.models import TargetModel, load_model
-from conftest import ColourNet, square_image
 from fakes import changes, snapshot, surroundings
 
 CONFIG = RefinementConfig(grid=8, steps=6, learning_rate=3e-3)

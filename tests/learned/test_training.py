@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from colour_world import SQUARE, ColourNet, square_image
 from torch import Tensor
 
 import aha
@@ -25,7 +26,6 @@ from aha.learned.training import Choices, TrainingError, explained_classes, lear
 from aha.learned.validation import hard_scores
 from aha.models import TargetModel, load_model
 from aha.references import Black, Mean
-from conftest import SQUARE, ColourNet, square_image
 from fakes import changes, snapshot, surroundings
 
 QUICK = ["steps=6", "batch_size=4", "save_every=1", "validation_images=4", "validation_steps=4", "stride=4", "width=16"]
@@ -111,7 +111,7 @@ def test_two_processes_are_one(folder: Path, tmp_path: Path) -> None:
             f"""
             import sys
             sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
-            from conftest import ColourNet, SIDE
+            from colour_world import ColourNet, SIDE
             from aha.learned.settings import load_settings
             from aha.learned.training import train
             from aha.models import load_model
