@@ -6,6 +6,7 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def serve(app: Guard, host: str, port: int, on_ready: Callable[[str], None] = la
         timeout_graceful_shutdown=3,
     )
     on_ready(f"http://{shown}:{listener.getsockname()[1]}/")
-    with listener:
+    with listener, suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
         uvicorn.Server(config).run(sockets=[listener])
 
 

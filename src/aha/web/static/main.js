@@ -21,8 +21,14 @@ const labelOf = (index) => named.get(index) ?? `class ${index}`;
 // Pictures
 
 async function take(files) {
-  const wanted = [...files].filter((file) => !file.type || file.type.startsWith("image/") || files.length === 1);
-  if (!wanted.length) return say("there is no picture among these files");
+  const given = [...files]; // now: an input's list is emptied when it is used again
+  await ready;
+  if (!about) return;
+  const wanted = given.filter((file) => !file.type || file.type.startsWith("image/") || given.length === 1);
+  if (!wanted.length) {
+    say("there is no picture among these files");
+    return;
+  }
   if (wanted.length > MOST_AT_ONCE) say(`${wanted.length} pictures; the first ${MOST_AT_ONCE} are taken`, { calm: true });
   let first = null;
   for (const file of wanted.slice(0, MOST_AT_ONCE)) {
@@ -37,7 +43,6 @@ async function take(files) {
       if (first === record) { say(""); openPicture(record); }
     } catch (error) { say(error.message); }
   }
-  return undefined;
 }
 
 function keep(record) {
@@ -160,6 +165,7 @@ function selectTab(name) {
 }
 
 function openTab() {
+  if (!about) return; // not yet; the beginning opens it
   if (state.tab === "refine") refine.open(about, model);
   if (state.tab === "contrast" && state.target !== null) contrast.open(labelOf);
   if (state.tab === "runs") runs.open();
@@ -281,7 +287,6 @@ async function begin() {
   }, make("img", { src: `/api/examples/${i}/thumbnail`, alt: "", loading: "lazy" }))));
   compare.start(about);
   runs.start(about, openPicture);
-  wire();
   selectTab(state.tab);
   if (state.picture) {
     try {
@@ -297,4 +302,6 @@ async function begin() {
   } else openTab();
 }
 
-begin().catch((error) => say(error.message));
+// Listening before anything is known: a picture that is dropped early waits for the rest.
+wire();
+const ready = begin().catch((error) => say(error.message));
