@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrained, Quiet, Weights
-from aha.cli.reporting import INTERRUPTED, fail, print_json, reported, say_error, training_bar
+from aha.cli.reporting import INTERRUPTED, print_json, reported, say_error, training_bar
 
 
 def train(
@@ -49,7 +49,7 @@ def train(
         from aha.learned.engine import launched_device
         from aha.learned.library import remember
         from aha.learned.settings import load_settings
-        from aha.learned.training import BEST, METRICS, TrainingError
+        from aha.learned.training import BEST, METRICS
         from aha.learned.training import train as run
         from aha.models import load_model
         from aha.models.sources import default_device
@@ -84,8 +84,6 @@ def train(
         except KeyboardInterrupt:
             say_error(f"interrupted; continue with --resume and the same command: {out}")
             raise typer.Exit(INTERRUPTED) from None
-        except TrainingError as error:
-            fail(str(error))
         remember(explainer)
         result: dict[str, Any] = {
             "explainer": str(out / BEST),

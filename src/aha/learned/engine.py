@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -41,10 +40,6 @@ class Engine:
     def wait(self) -> None:
         """Until all processes are here."""
         self._state.wait_for_everyone()
-
-    def first_goes_first(self) -> AbstractContextManager[None]:
-        """Inside, the first process works alone; the others follow when it is done."""
-        return self._state.main_process_first()  # type: ignore[no-any-return]
 
     def check_batch(self, batch_size: int) -> None:
         """Refuses a batch that cannot be shared equally."""

@@ -15,13 +15,11 @@ as capacity, and the kernel of a bin is the integral of the kernel over its rank
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 SINKHORN_ITERATIONS = 30
-Noise = Literal["scaled", "literal"]
 
 
 def target_positions(count: int, like: Tensor) -> Tensor:

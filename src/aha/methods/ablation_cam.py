@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aha.masking import Question, Scale, explain_each
-from aha.methods.base import Method, check_layer, method
+from aha.methods.base import Method, method
 from aha.methods.grad_cam import pick_stage
 from aha.models import TargetModel
 
@@ -29,10 +29,6 @@ class AblationCAM(Method):
 
     layer: int = -1
     score: Scale = "logit"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layer(self, self.layer)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, scale=self.score)

@@ -41,6 +41,12 @@ class Method(Spec):
     required: ClassVar[frozenset[str]] = frozenset()
     citation: ClassVar[str] = ""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        layer = getattr(self, "layer", -1)
+        if layer >= 0:
+            raise SpecError(f"{self.name}: layer counts from the end, -1 being the last; it cannot be {layer}")
+
     @abstractmethod
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         """Maps (B, h, w) of how much each place speaks for each image's class."""
@@ -112,12 +118,6 @@ def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = N
         f"{chosen} needs {', '.join(lacking)}; {model.spec} has {', '.join(sorted(structure.capabilities))}{because}. "
         f"Try: {', '.join(usable)}"
     )
-
-
-def check_layer(chosen: Method, layer: int) -> None:
-    """Refuses a layer that does not count from the end, as -1, -2, ... do."""
-    if layer >= 0:
-        raise SpecError(f"{chosen.name}: layer counts from the end, -1 being the last; it cannot be {layer}")
 
 
 def pick_layer(layers: Sequence[T], layer: int) -> T:

@@ -8,7 +8,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from aha.methods.base import Method, check_layer, method
+from aha.methods.base import Method, method
 from aha.methods.grad_cam import pick_stage
 from aha.models import TargetModel
 
@@ -27,10 +27,6 @@ class EigenCAM(Method):
 
     layer: int = -1
     centred: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layer(self, self.layer)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         (features,), _ = model.features(images, [pick_stage(model, images.shape[1:], self.layer)])  # (B, C, h, w)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aha.errors import CapabilityError, SpecError
-from aha.methods.base import Method, check_layer, method
+from aha.methods.base import Method, method
 from aha.methods.grad_cam import pick_stage
 from aha.models import TargetModel
 
@@ -33,7 +33,6 @@ class FinerCAM(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_layer(self, self.layer)
         if self.rivals < 1 or self.alpha < 0:
             raise SpecError(
                 f"finer_cam: rivals must be at least 1 and alpha not negative, not {self.rivals} and {self.alpha}"

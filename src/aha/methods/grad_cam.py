@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from aha.methods.base import Method, check_layer, method, pick_layer
+from aha.methods.base import Method, method, pick_layer
 from aha.models import TargetModel
 
 
@@ -34,10 +34,6 @@ class GradCAM(Method):
 
     form: Literal["auto", "features", "attention", "pooled_attention"] = "auto"
     layer: int = -1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layer(self, self.layer)
 
     @property
     def needs(self) -> frozenset[str]:

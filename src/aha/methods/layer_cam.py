@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from aha.methods.base import Method, check_layer, method
+from aha.methods.base import Method, method
 from aha.methods.grad_cam import features_and_gradients
 from aha.models import TargetModel
 
@@ -23,10 +23,6 @@ class LayerCAM(Method):
     """
 
     layer: int = -1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layer(self, self.layer)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         features, gradients = features_and_gradients(model, images, classes, self.layer)  # (B, C, h, w) each

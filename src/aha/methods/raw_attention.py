@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from aha.methods.base import Method, check_layer, method, pick_layer
+from aha.methods.base import Method, method, pick_layer
 from aha.models import TargetModel
 
 
@@ -27,10 +27,6 @@ class RawAttention(Method):
     """
 
     layer: int = -1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layer(self, self.layer)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         trace = model.trace(images, attention=True)
