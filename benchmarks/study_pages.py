@@ -1,0 +1,141 @@
+"""Tables, figure and CSV of `docs/results` from the runs of `benchmarks/study.py`. No model is touched.
+
+python benchmarks/study_pages.py NAME=RUN [NAME=RUN ...] --out docs/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import statistics
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from aha.bench import read_run
+from aha.bench.runs import Group
+from aha.bench.tables import differences
+from aha.metrics.curves import AVERAGE
+from aha.methods import load_method
+
+BASE = "grad_cam"
+COLOURS = {
+    "cam": "#3b6fb6",
+    "gradient": "#d0822b",
+    "attention": "#4f9d5d",
+    "perturbation": "#8a5fb0",
+    "learned": "#c23b4b",
+    "baseline": "#8c8c8c",
+    "wrapper": "#33a6a6",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a study says about one method on one model; `gap` is the mean difference to Grad-CAM on common images."""
+
+    model: str
+    method: str
+    family: str
+    n: int
+    deletion: float
+    insertion: float
+    ins_del: float
+    ins_del_se: float
+    gap: float
+    gap_se: float
+    seconds: float
+    forward: float
+    backward: float
+
+
+def results_of(name: str, group: Group) -> list[Result]:
+    """One result per method, the best first."""
+    values = {column[0]: found for (_, column), found in group.values.items() if column[1] == AVERAGE}
+    found = []
+    for method, own in values["ins_del"].items():
+        gaps = differences(own, values["ins_del"][BASE])
+        found.append(
+            Result(
+                name,
+                method,
+                load_method(method).family,
+                len(own),
+                statistics.mean(values["deletion"][method].values()),
+                statistics.mean(values["insertion"][method].values()),
+                statistics.mean(own.values()),
+                standard_error(list(own.values())),
+                statistics.mean(gaps) if gaps else math.nan,
+                standard_error(gaps),
+                statistics.median(group.seconds[method]),
+                statistics.mean(group.forward[method]),
+                statistics.mean(group.backward[method]),
+            )
+        )
+    return sorted(found, key=lambda result: -result.gap)
+
+
+def standard_error(values: list[float]) -> float:
+    """Of the mean."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def table(results: list[Result]) -> str:
+    """As Markdown."""
+    lines = [
+        "| method | n | Deletion ↓ | Insertion ↑ | Ins-Del ↑ | against `grad_cam`, same images | seconds | forward + backward |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in results:
+        gap = "" if r.method == BASE else f"{r.gap:+.3f} ± {r.gap_se:.3f}"
+        lines.append(
+            f"| `{r.method}` | {r.n} | {r.deletion:.3f} | {r.insertion:.3f} | {r.ins_del:.3f} ± {r.ins_del_se:.3f} "
+            f"| {gap} | {r.seconds:.2f} | {r.forward:.0f} + {r.backward:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def figure(by_model: dict[str, list[Result]], path: Path) -> None:
+    """Quality over the passes through the model, a backward pass counted twice."""
+    plt.rcParams["svg.hashsalt"] = "study"
+    drawn, axes = plt.subplots(1, len(by_model), figsize=(5.6 * len(by_model), 5.4), squeeze=False)
+    for axis, (name, results) in zip(axes[0], by_model.items(), strict=True):
+        base = next(r for r in results if r.method == BASE)
+        for r in results:
+            cost = max(0.5, r.forward + 2 * r.backward)
+            axis.errorbar(cost, base.ins_del + r.gap, r.gap_se, fmt="o", color=COLOURS[r.family], ms=5, lw=0.8)
+            axis.annotate(r.method, (cost, base.ins_del + r.gap), (4, 3), textcoords="offset points", fontsize=6.5)
+        axis.axhline(base.ins_del, color="#bbbbbb", lw=0.8, zorder=0)
+        axis.set(xscale="log", title=name, xlabel="model passes per map (a backward pass counts twice)")
+    axes[0][0].set_ylabel("Ins-Del")
+    drawn.tight_layout()
+    drawn.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", help="NAME=RUN")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    by_model = {}
+    for text in args.runs:
+        name, _, folder = text.partition("=")
+        by_model[name] = results_of(name, read_run(folder).group("top1"))
+    args.out.mkdir(parents=True, exist_ok=True)
+    with (args.out / "scores_summary.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [f.name for f in fields(Result)], lineterminator="\n")
+        writer.writeheader()
+        for results in by_model.values():
+            for result in results:
+                writer.writerow(
+                    {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(result).items()},
+                )
+    parts = [f"## {name}\n\n{table(results)}\n" for name, results in by_model.items()]
+    (args.out / "tables.md").write_text("# All numbers\n\n" + "\n".join(parts), encoding="utf-8")
+    figure(by_model, args.out / "quality_over_cost.svg")
+
+
+if __name__ == "__main__":
+    main()
