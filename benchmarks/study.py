@@ -2,9 +2,10 @@
 
     python benchmarks/study.py resnet18 --weights resnet18.safetensors --data val.csv --out RUN [--stage NAME]...
 
-Deletion, Insertion and Ins-Del with hard pixel masks, mean of black, mean colour and blur, predicted class. A stage is a
-list of methods and a number of images, a seeded choice of which a smaller one is a part, so that methods are compared on
-common images. A stage may be interrupted; the same command continues it. `benchmarks/study_pages.py` makes the pages.
+Deletion, Insertion and Ins-Del with hard pixel masks, mean of black, mean colour and blur, predicted class. A stage is
+a list of methods and a number of images. The images are a seeded choice, a smaller one being part of a larger one, so
+that methods are compared on common images. The same command continues an interrupted stage; `study_pages.py` beside
+this file makes the pages.
 """
 
 from __future__ import annotations
