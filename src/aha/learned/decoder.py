@@ -102,8 +102,14 @@ class Decoder(nn.Module):
         self.evidence_gain = nn.Parameter(torch.ones(()))
 
     def forward(self, features: Sequence[Tensor], class_vectors: Tensor, size: tuple[int, int]) -> Tensor:
-        """Encoder features and class vectors (B, D) to maps (B, H, W)."""
+        """Encoder features and class vectors (B, D) to maps (B, H, W).
+
+        Vectors (B, 2, D) are one that describes the class, and one along which its evidence is measured.
+        """
         class_vectors = unit_scaled(class_vectors)
+        class_vectors, directions = (
+            class_vectors.unbind(dim=1) if class_vectors.dim() == 3 else (class_vectors, class_vectors)
+        )
         grids = [self._grid(size, len(features) - 1 - depth) for depth in range(len(features))]  # deep to shallow
         fused: Tensor | None = None
         for depth, grid in enumerate(grids):
@@ -114,7 +120,7 @@ class Decoder(nn.Module):
         assert fused is not None
         drawn = self.head(fused)  # (B, 1, h, w)
         if self.config.starts_from_evidence and features[-1].shape[1] == class_vectors.shape[1]:
-            evidence = class_evidence(features[-1], class_vectors)[:, None]
+            evidence = class_evidence(features[-1], directions)[:, None]
             drawn = drawn + self.evidence_gain * F.interpolate(
                 evidence, drawn.shape[-2:], mode="bilinear", align_corners=False
             )
@@ -127,8 +133,8 @@ class Decoder(nn.Module):
 
 
 def unit_scaled(vectors: Tensor) -> Tensor:
-    """Class vectors (B, D) with entries of unit variance: classifiers differ in scale by orders of magnitude."""
-    return vectors / vectors.square().mean(dim=1, keepdim=True).clamp(min=1e-12).sqrt()
+    """Class vectors (..., D) with entries of unit variance: classifiers differ in scale by orders of magnitude."""
+    return vectors / vectors.square().mean(dim=-1, keepdim=True).clamp(min=1e-12).sqrt()
 
 
 def class_evidence(features: Tensor, class_vectors: Tensor) -> Tensor:

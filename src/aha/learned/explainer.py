@@ -51,6 +51,7 @@ class ExplainerConfig:
         conditioning: "head", the target's classifier weights, or "embedding", a learned table.
         num_classes: of the target.
         decoder: its sizes.
+        rivals: class evidence is that against the class's rivals: see `against_rivals`.
         preprocessing: how pictures become the target's inputs, for the record.
         temperature: the final one of training, used in refinement.
         training: settings of the run, for the record.
@@ -64,6 +65,7 @@ class ExplainerConfig:
     conditioning: Conditioning
     num_classes: int
     decoder: DecoderConfig
+    rivals: bool = False
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     temperature: float = 0.01
     training: Mapping[str, Any] = field(default_factory=dict)
@@ -118,6 +120,8 @@ class Explainer(nn.Module):
             conditioning,
             target.num_classes,
             decoder,
+            # Rivals are told from the target's outputs, which only its own features give for free.
+            design.rivals and decoder.starts_from_evidence and _shares_probability(target),
             asdict(target.stated_preprocessing()),
         )
         explainer = cls(config, seed=seed)
@@ -154,12 +158,28 @@ class Explainer(nn.Module):
             return target.features(inputs, self.config.stages)
         return self.features(target, inputs), target.outputs(inputs)
 
-    def class_vectors(self, target: TargetModel, classes: Tensor) -> Tensor:
-        """Vectors (B, D) that stand for the classes (B,)."""
+    def class_vectors(self, target: TargetModel, classes: Tensor, outputs: Tensor | None = None) -> Tensor:
+        """Vectors (B, D) that stand for the classes (B,), or (B, 2, D): see `Decoder.forward`.
+
+        Rivals are told from the target's outputs (B, K).
+        """
         if self.embedding is not None:
             vectors: Tensor = self.embedding(classes)
             return vectors
-        return target.class_vectors[classes].float()
+        weights = target.class_vectors.float()
+        if not self.config.rivals:
+            return weights[classes]
+        assert outputs is not None
+        return torch.stack([weights[classes], against_rivals(weights, classes, outputs)], dim=1)
+
+    def read(
+        self, target: TargetModel, inputs: Tensor, classes: Tensor, rows: Tensor | slice = slice(None)
+    ) -> tuple[list[Tensor], Tensor]:
+        """What the decoder takes: features and class vectors. Image `rows[i]` is explained for class i of (B,)."""
+        if not self.config.rivals:
+            return [f[rows] for f in self.features(target, inputs)], self.class_vectors(target, classes)
+        features, outputs = self.features_and_outputs(target, inputs)
+        return [f[rows] for f in features], self.class_vectors(target, classes, outputs[rows])
 
     def forward(self, features: Sequence[Tensor], class_vectors: Tensor, size: tuple[int, int]) -> Tensor:
         """Maps (B, H, W)."""
@@ -172,8 +192,8 @@ class Explainer(nn.Module):
         size = (inputs.shape[-2], inputs.shape[-1])
         first, where = distinct_rows(inputs)
         with torch.no_grad():
-            features = [f[where] for f in self.features(target, inputs[first])]
-            return self.forward(features, self.class_vectors(target, classes), size)
+            features, vectors = self.read(target, inputs[first], classes, where)
+            return self.forward(features, vectors, size)
 
     def check_target(self, target: TargetModel) -> None:
         """Refuses a model of another kind, and warns of other weights: that is the out-of-distribution case."""
@@ -230,6 +250,20 @@ class Explainer(nn.Module):
             self.save_pretrained(folder)
             api.create_repo(repository, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=repository, folder_path=folder))
+
+
+def against_rivals(weights: Tensor, classes: Tensor, outputs: Tensor) -> Tensor:
+    """`w_c - sum over j != c of p_j w_j / (1 - p_c)` (B, D): the direction in which the class's log-odds rise.
+
+    The probability of a class falls where its rivals gain, which its own weights (K, D) do not show.
+    """
+    others = outputs.float().scatter(1, classes[:, None], -torch.inf)  # (B, K)
+    return weights[classes] - others.softmax(dim=1) @ weights
+
+
+def _shares_probability(target: TargetModel) -> bool:
+    """What one class loses, others gain."""
+    return len(target.class_vectors) > 1 and target.score.name in ("softmax", "log_softmax")
 
 
 def _load_encoder(spec: str, target: TargetModel) -> TargetModel:

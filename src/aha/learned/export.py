@@ -28,8 +28,7 @@ class Portable(nn.Module):
     def forward(self, pixels: Tensor, classes: Tensor) -> Tensor:
         """(B, 3, H, W) and (B,) -> (B, H, W)."""
         inputs = self._target.to_inputs(pixels)
-        features = self.explainer.features(self._target, inputs)
-        vectors = self.explainer.class_vectors(self._target, classes)
+        features, vectors = self.explainer.read(self._target, inputs, classes)
         maps: Tensor = self.explainer(features, vectors, (int(inputs.shape[-2]), int(inputs.shape[-1])))
         return maps
 

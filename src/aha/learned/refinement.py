@@ -180,6 +180,7 @@ class Refining:
         """Every image with the explainer's own weights."""
         with torch.inference_mode(False), torch.no_grad():
             pixels = target.to_pixels(inputs.clone())
+            features, vectors = explainer.read(target, inputs, classes)
             return cls(
                 explainer,
                 judge or target,
@@ -187,8 +188,8 @@ class Refining:
                 pixels,
                 classes,
                 torch.stack([reference(target, pixels, classes) for reference in config.references]),
-                [f.float().clone() for f in explainer.features(target, inputs)],
-                explainer.class_vectors(target, classes).detach().clone(),
+                [f.float().clone() for f in features],
+                vectors.detach().clone(),
                 {
                     name: value.detach().expand(len(inputs), *value.shape).clone().requires_grad_()
                     for name, value in explainer.decoder.named_parameters()

@@ -28,6 +28,7 @@ class Design:
         stages: encoder stages that are read, shallow to deep; four of them by default.
         conditioning: "head", the target's classifier weights; "embedding", a learned table; "auto" takes the table
             where training has enough images of each class, or where the target has no linear classifier.
+        rivals: class evidence is that against the class's rivals, where classes share out a softmax.
         width: channels of the decoder.
         stride: pixels per value of the map before it is upsampled: the finest detail that can be drawn.
         class_dim: of a learned class vector.
@@ -36,6 +37,7 @@ class Design:
     encoder: str = "target"
     stages: tuple[int, ...] | None = None
     conditioning: Conditioning = "auto"
+    rivals: bool = True
     width: int = 64
     stride: int = 16
     class_dim: int = 256

@@ -278,7 +278,7 @@ def training_step(
     size = (inputs.shape[-2], inputs.shape[-1])
     features, outputs = explainer.features_and_outputs(target, inputs)
     classes = explained_classes(outputs, batch.labels, choices.kinds)
-    maps = explainer(features, explainer.class_vectors(target, classes), size)  # (b, H, W)
+    maps = explainer(features, explainer.class_vectors(target, classes, outputs), size)  # (b, H, W)
     shared = generator_for(config.seed, STEP, step)  # one grid and one set of steps for the whole batch
     regions = random_regions(size, shared, maps, config.grids)
     counts = stratified_counts(regions.count, config.perturbations, shared)

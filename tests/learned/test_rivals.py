@@ -1,0 +1,35 @@
+"""A class against its rivals: the direction in which its log-odds rise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aha.learned.explainer import Explainer, against_rivals
+from aha.learned.settings import Design
+from aha.models import load_model
+from fakes import SIZE, TinyCNN, randomised
+
+
+def test_it_is_the_gradient_of_the_log_odds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(7, 5, generator=generator)
+    features = torch.randn(4, 5, generator=generator, requires_grad=True)
+    classes = torch.tensor([0, 3, 6, 3])
+    outputs = features @ weights.T
+    chance = outputs.softmax(dim=1).gather(1, classes[:, None])[:, 0]
+    (slopes,) = torch.autograd.grad((chance / (1 - chance)).log().sum(), features)
+    torch.testing.assert_close(against_rivals(weights, classes, outputs.detach()), slopes)
+
+
+def test_a_certain_prediction_still_has_rivals() -> None:
+    outputs = torch.tensor([[1000.0, 0.0, 0.0]])
+    found = against_rivals(torch.eye(3), torch.tensor([0]), outputs)
+    torch.testing.assert_close(found, torch.tensor([[1.0, -0.5, -0.5]]))
+
+
+@pytest.mark.parametrize(("score", "rivals"), [("softmax", True), ("sigmoid", False), ("logit", False)])
+def test_only_classes_that_share_probability_are_rivals(score: str, rivals: bool) -> None:
+    target = load_model(randomised(TinyCNN()), input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3, score=score)
+    assert Explainer.for_target(target).config.rivals is rivals
+    assert not Explainer.for_target(target, Design(rivals=False)).config.rivals
