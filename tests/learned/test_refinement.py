@@ -74,6 +74,7 @@ def test_steps_cost_what_they_say(explainer: Explainer, target: TargetModel, cas
     target.passes.clear()
     refine(explainer, target, *case, 3, CONFIG)
     assert target.passes["forward"] == 5 * (1 + 3 * CONFIG.cost)  # features once, then perturbed images
+    assert target.passes["backward"] == 5 * 3 * CONFIG.cost
 
 
 def test_another_model_pulls_the_maps_towards_itself(explainer: Explainer, target: TargetModel) -> None:
