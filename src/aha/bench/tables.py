@@ -135,6 +135,34 @@ def headline(group: Group) -> tuple[str, Column] | None:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """The headline in a sentence.
+
+    Attributes:
+        tied: methods that these images cannot tell from the best.
+        others: number of all other methods.
+    """
+
+    head: str
+    best: str
+    mean: float
+    error: float
+    tied: Sequence[str]
+    others: int
+
+
+def verdict(group: Group) -> Verdict | None:
+    """The best method by the headline, and those that may be as good; nothing where there is nothing to compare."""
+    chosen = headline(group)
+    if chosen is None or len(group.values[chosen]) < 2:
+        return None
+    entries = _entries(chosen[1], group.values[chosen])
+    best = next(method for method, entry in entries.items() if entry.rank == 1)
+    tied = [method for method, entry in entries.items() if entry.is_top and method != best]
+    return Verdict(head_of(chosen[1]), best, entries[best].mean, entries[best].error, tied, len(entries) - 1)
+
+
+@dataclass(frozen=True)
 class Breakdown:
     """The headline's mean for each part of the images."""
 
