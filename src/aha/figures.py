@@ -45,7 +45,7 @@ def plot_curves(scores: Scores) -> Figure:
     handles, labels = axes[0, 0].get_legend_handles_labels()
     columns = max(1, min(len(labels), 3 * len(references)))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
-    figure.suptitle(_title(scores, {row.protocol for row in rows}))
+    figure.suptitle(_title(scores, {row.protocol for row in rows}), fontsize="medium", wrap=True)
     return figure
 
 
@@ -112,28 +112,34 @@ def plot_trade_off(
     axis.set_xlabel("seconds per map")
     axis.set_ylabel(f"{quality} {ARROWS[direction]}")
     axis.margins(x=0.12)  # room for names
+    axis.grid(color="#eeeeee")
+    axis.set_axisbelow(True)
     _name_points(axis, {name: (seconds, mean) for name, (seconds, mean, _) in points.items()})
-    figure.suptitle(title)
+    figure.suptitle(title, fontsize="medium", wrap=True)
     return figure
 
 
 def _name_points(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
-    """Writes each name beside its point, on a side where it covers no other name or point, if there is one."""
+    """Writes each name beside its point, on a side where it stays inside and covers nothing, if there is one."""
     places = {name: axis.transData.transform(point) for name, point in points.items()}  # pixels
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places.values()]
+    inside = axis.bbox.extents
     for name, (x, y) in sorted(places.items(), key=lambda item: -item[1][1]):
         width, height = 5.6 * len(name), 12.0  # of small letters, roughly
         sides = [(6, 3), (6, -height - 2), (-width - 6, 3), (-width - 6, -height - 2), (6, 14), (6, -height - 14)]
         boxes = [(x + dx, y + dy, x + dx + width, y + dy + height) for dx, dy in sides]
-        costs = [sum(_overlap(box, other) for other in taken) for box in boxes]
+        costs = [
+            sum(_overlap(box, other) for other in taken) + 3 * (width * height - _overlap(box, inside)) for box in boxes
+        ]
         side = costs.index(min(costs))
         taken.append(boxes[side])
         points_per_pixel = 72 / axis.figure.dpi
         offset = tuple(points_per_pixel * shift for shift in sides[side])
-        axis.annotate(name, points[name], xytext=offset, textcoords="offset points", fontsize="small")
+        text = axis.annotate(name, points[name], xytext=offset, textcoords="offset points", fontsize="small")
+        text.set_in_layout(False)  # the panel shall not shrink for the sake of a name
 
 
-def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> float:
+def _overlap(a: Sequence[float], b: Sequence[float]) -> float:
     """Common area of two boxes (left, bottom, right, top)."""
     return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 

@@ -95,6 +95,27 @@ def test_another_precision_is_another_result(tmp_path: Path) -> None:
         assert_refused(run(*scores, *change), "choose another folder")
 
 
+def test_published_tables_on_a_tiny_model(tmp_path: Path) -> None:
+    """With the paper's own protocols; what does not fit the model is left out and named, not refused."""
+    data = make_data(tmp_path / "data", 2)
+    synset = tmp_path / "imagenet" / "val" / "n01440764"
+    synset.mkdir(parents=True)
+    for index in range(2):
+        (synset / f"{index}.png").write_bytes((data / f"{index:02d}.png").read_bytes())
+    chosen = (*MODEL, "--method", "grad_cam", "--method", "legrad", "--limit", "1")
+    for table, place in (
+        ("mda-table3", ("--imagenet", tmp_path / "imagenet")),  # perturbed at nine levels
+        ("mda-table2", ("--data", data / "list.csv")),  # segmentation
+    ):
+        out = tmp_path / table
+        done = run("bench", f"paper:{table}", *chosen, *place, "--out", out, "--quiet")
+        assert done.exit_code == 0, done.output
+        assert count_lines(out) == 1
+        text = (out / "report.html").read_text()
+        for words in ("Beside the paper", "stands in for the paper", "Left out", "legrad", "grad_cam"):
+            assert words in text, (table, words)
+
+
 def test_bad_plan_files(tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text("model = 3 4")

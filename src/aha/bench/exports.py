@@ -91,6 +91,6 @@ def _cell(table: Table, method: str, column: tuple[str, str]) -> str:
     entry = table.rows[method].get(column)
     if entry is None:
         return "–"
-    text = f"{entry.mean:.4g}" + ("" if math.isnan(entry.error) else f" ± {entry.error:.2g}")
+    text = table.mean(column, entry) + ("" if math.isnan(entry.error) else f" ± {table.error(column, entry)}")
     # Bold as in papers: the best, and those that these images cannot tell from it.
     return f"**{text}**" if entry.is_top else text

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from aha.bench import exports
 from aha.bench.charts import Save, draw_curves, draw_trade_off, mean_of
@@ -148,7 +149,7 @@ def _page(run: Run, sections: Sequence[Section]) -> str:
     environment = Environment(
         loader=PackageLoader("aha"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": _number, "seconds": _seconds}
+    environment.filters |= {"number": _number, "seconds": _seconds, "breakable": _breakable}
     plans = [plan_of(plan["plan"]) for plan in run.plans]
     title = next((plan.title for plan in plans if plan.title), "Which explanation to trust")
     return environment.get_template("report.html").render(
@@ -168,6 +169,11 @@ def _page(run: Run, sections: Sequence[Section]) -> str:
 
 def _left_out(plans: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return {method: reason for plan in plans for method, reason in plan.get("left_out", {}).items()}
+
+
+def _breakable(method: str) -> Markup:
+    """A method's text that may go on in the next line where its parameters begin."""
+    return Markup(str(escape(method)).replace("(", "<wbr>("))
 
 
 def _number(value: float | None) -> str:

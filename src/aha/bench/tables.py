@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from aha.bench.runs import Column, Group
@@ -19,6 +20,7 @@ SHADED = 3
 _HEADLINES = ("ins_del", "neg_pos", "insertion", "deletion")
 _BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MOST_CLASSES = 40
+_MOST_DECIMALS = 4
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,28 @@ class Table:
     columns: Sequence[Column]
     heads: Sequence[str]
     rows: Mapping[str, Mapping[Column, Entry]]
+
+    def mean(self, column: Column, entry: Entry) -> str:
+        """A mean in as many digits as its column is sure of, the same for all of it, so that they line up."""
+        return f"{entry.mean:.{self._decimals[column]}f}"
+
+    def error(self, column: Column, entry: Entry) -> str:
+        """A standard error in the digits of its mean."""
+        return f"{entry.error:.{self._decimals[column]}f}"
+
+    @cached_property
+    def _decimals(self) -> dict[Column, int]:
+        return {
+            column: _decimals(row[column] for row in self.rows.values() if column in row) for column in self.columns
+        }
+
+
+def _decimals(entries: Iterable[Entry]) -> int:
+    """Digits behind the point, so that the smallest error shows two of its own."""
+    known = list(entries)
+    scales = [e.error for e in known if e.error > 0] or [abs(e.mean) / 100 for e in known if e.mean]
+    finest = min((scale for scale in scales if math.isfinite(scale)), default=1e-3)
+    return max(0, min(_MOST_DECIMALS, 1 - math.floor(math.log10(finest))))
 
 
 def better(metric: str) -> Direction:
