@@ -89,17 +89,18 @@ SCRIPT = """
         made = BenchRun(Plan(**{plan!r}), {out!r}, model=tiny_model())
         made.run(lambda step: (print(step.cells, flush=True), time.sleep({pause})))
 """
-# Loads everything once and then makes a process for each word it is told, which may be the rank of one of two.
+# Loads everything once and then makes a process for each line it is told: a single one, or the rank of one of two, and
+# the file over which both meet in a group, if they do.
 FORKS = """
     import os
-    for word in sys.stdin:
+    for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            if word.strip() != "alone":
-                os.environ.update(RANK=word.strip(), WORLD_SIZE="2")
-                if {together!r}:
-                    meeting = dict(init_method="file://" + {together!r}, rank=int(word), world_size=2)
-                    torch.distributed.init_process_group("gloo", **meeting)
+            rank, *meeting = line.split()
+            if rank != "alone":
+                os.environ.update(RANK=rank, WORLD_SIZE="2")
+            for file in meeting:
+                torch.distributed.init_process_group("gloo", init_method="file://" + file, rank=int(rank), world_size=2)
             sys.stdout = sys.stderr = open(os.devnull, "w")
             run()
             os._exit(0)
@@ -116,11 +117,11 @@ LAUNCHED = """
 """
 
 
-def script(plan: Plan, out: Path, folder: Path, pause: float, rest: str, together: str = "") -> Path:
+def script(plan: Plan, out: Path, folder: Path, pause: float, rest: str) -> Path:
     path = folder / "run.py"
     settings = {**plan.as_dict(), "methods": plan.methods, "metrics": plan.metrics, "targets": plan.targets}
     filled = {"paths": [str(HERE), str(HERE.parent)], "plan": settings, "out": str(out), "pause": pause}
-    path.write_text(textwrap.dedent(SCRIPT).format(**filled) + textwrap.dedent(rest).format(together=together))
+    path.write_text(textwrap.dedent(SCRIPT).format(**filled) + textwrap.dedent(rest))
     return path
 
 
@@ -132,9 +133,9 @@ class Nursery:
             [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def start(self, word: str = "alone") -> int:
+    def start(self, line: str = "alone") -> int:
         assert self._parent.stdin is not None and self._parent.stdout is not None
-        self._parent.stdin.write(f"{word}\n")
+        self._parent.stdin.write(f"{line}\n")
         self._parent.stdin.flush()
         return int(self._parent.stdout.readline())
 
@@ -192,6 +193,16 @@ def test_a_corrupt_last_line_is_repaired(damage: bytes, plan: Plan, tmp_path: Pa
     assert rows.read_bytes().count(b"\n") == len(lines) and damage not in rows.read_bytes()
 
 
+def test_a_hole_in_the_middle_is_filled(plan: Plan, tmp_path: Path) -> None:
+    """As a power cut may leave it: zeros inside a line that has its beginning and its end."""
+    expected = finished(plan, tmp_path / "run")
+    rows = tmp_path / "run" / "rows" / "0000.jsonl"
+    lines = rows.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3][:60] + b"\0" * (len(lines[3]) - 120) + lines[3][-60:]
+    rows.write_bytes(b"".join(lines))
+    assert finished(plan, tmp_path / "run") == expected
+
+
 def test_a_full_disk_leaves_whole_lines(plan: Plan, tmp_path: Path) -> None:
     expected = finished(plan, tmp_path / "whole")
     limit = (tmp_path / "whole" / "rows" / "0000.jsonl").stat().st_size // 2 + 11
@@ -233,14 +244,13 @@ def test_of_two_processes_one_is_killed_and_started_again(plan: Plan, tmp_path: 
     """In one gloo group; the other goes on to its end, and together they are the run of a single process."""
     expected = finished(plan, tmp_path / "one")
     out = tmp_path / "two"
-    with Nursery(script(plan, out, tmp_path, 0.05, FORKS, together=str(tmp_path / "meeting"))) as nursery:
-        first, second = nursery.start("0"), nursery.start("1")
+    with Nursery(script(plan, out, tmp_path, 0.05, FORKS)) as nursery:
+        first, second = (nursery.start(f"{rank} {tmp_path / 'meeting'}") for rank in (0, 1))
         rows = out / "rows" / "0001.jsonl"
         wait_for(lambda: rows.is_file() and rows.read_bytes().count(b"\n") > 1)
         os.kill(second, signal.SIGKILL)
         wait_for(lambda: not is_alive(first))
         assert len(cells_of(out)) < len(expected)
-    with Nursery(script(plan, out, tmp_path, 0.0, FORKS)) as nursery:
         again = nursery.start("1")
         wait_for(lambda: not is_alive(again))
     assert_same(out, expected)
