@@ -133,8 +133,8 @@ def _name_points(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
         ]
         side = costs.index(min(costs))
         taken.append(boxes[side])
-        points_per_pixel = 72 / axis.figure.dpi
-        offset = tuple(points_per_pixel * shift for shift in sides[side])
+        across, up = sides[side]
+        offset = (72 / axis.figure.dpi * across, 72 / axis.figure.dpi * up)  # in points
         text = axis.annotate(name, points[name], xytext=offset, textcoords="offset points", fontsize="small")
         text.set_in_layout(False)  # the panel shall not shrink for the sake of a name
 
