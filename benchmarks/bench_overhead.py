@@ -1,15 +1,17 @@
 """What the benchmark runner adds to explaining and evaluating, and how long a large report takes.
 
-    python benchmarks/bench_overhead.py [IMAGES]
+    python benchmarks/bench_overhead.py [IMAGES] [ROUNDS]
 
-Ratios of processor time, measured in one run: other load on the machine falls on both sides.
+Ratios of processor time, the median of alternating rounds: other load on the machine falls on both sides.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ from aha.bench.store import ROWS, encode
 METHODS, METRICS = ("gradient", "grad_cam"), ("quick",)
 
 
-def main(count: int) -> None:
+def main(count: int = 4, rounds: int = 3) -> None:
     model = aha.load_model("timm:resnet18", pretrained=False, device="cpu")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -31,17 +33,22 @@ def main(count: int) -> None:
             pixels = np.random.default_rng(index).integers(0, 255, (224, 224, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / "images" / f"{index}.png")
         paths = sorted((folder / "images").iterdir())
-        aha.evaluate(model, paths[:1], list(METHODS), "sparseness")  # warm
-        started = time.process_time()
-        aha.evaluate(model, paths, list(METHODS), list(METRICS))
-        plain = time.process_time() - started
         plan = Plan("timm:resnet18", str(folder / "images"), METHODS, METRICS, batch_size=4)
-        made = BenchRun(plan, folder / "run", model=model)
-        started = time.process_time()
-        made.run()
-        run = time.process_time() - started
-        print(f"runner / (explain and evaluate): {run / plain:.3f} ({run:.1f} s / {plain:.1f} s, {count} images)")
+        aha.evaluate(model, paths[:1], list(METHODS), "sparseness")  # warm
+        ratios = []
+        for number in range(rounds):
+            plain = _seconds(lambda: aha.evaluate(model, paths, list(METHODS), list(METRICS)))
+            made = BenchRun(plan, folder / f"run-{number}", model=model)
+            ratios.append(_seconds(made.run) / plain)
+            print(f"round {number}: {ratios[-1]:.3f} ({plain:.1f} s for {count} images)", flush=True)
+        print(f"runner / (explain and evaluate): {statistics.median(ratios):.3f}")
         print(f"report of 100 080 rows: {report_seconds(folder / 'large'):.1f} s of processor time")
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
 
 
 def report_seconds(folder: Path) -> float:
@@ -67,4 +74,4 @@ def report_seconds(folder: Path) -> float:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 8)
+    main(*map(int, sys.argv[1:]))

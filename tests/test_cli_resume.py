@@ -50,7 +50,14 @@ def test_finished_images_cost_neither_reading_nor_a_model_run(
 
 @pytest.mark.parametrize(
     "change",
-    [("--seed", "1"), ("--target", "top2"), ("--score", "logit"), ("--fit", "pad"), ("--img-size", "96")],
+    [
+        ("--seed", "1"),
+        ("--target", "top2"),
+        ("--score", "logit"),
+        ("--fit", "pad"),
+        ("--img-size", "96"),
+        ("--precision", "bfloat16"),
+    ],
     ids=lambda change: change[0],
 )
 def test_other_settings_are_other_results(tmp_path: Path, explained: list[str], change: tuple[str, str]) -> None:

@@ -174,6 +174,8 @@ class EvaluationRun:
             "target": self._target,
             "seed": self._seed,
             "score": self._model.score.name,
+            "precision": self._model.precision,
+            "preprocessing": str(self._model.preprocessing),
         }
 
     def _recall(self) -> None:
@@ -187,8 +189,11 @@ class EvaluationRun:
             self.scores.rows = [row_from_csv(line) for line in lines]
         except (ValueError, KeyError, TypeError):
             raise OutputError(f"{self._out} holds scores that cannot be read; choose another folder") from None
-        if any(known.get(name) != value for name, value in self._record().items()):
-            raise OutputError(f"{self._out} holds scores of another model, protocol or seed; choose another folder")
+        # What the record of an older version does not say cannot be compared.
+        if any(known.get(name, value) != value for name, value in self._record().items()):
+            raise OutputError(
+                f"{self._out} holds scores of another model, protocol, seed or setting; choose another folder"
+            )
 
     def _write(self) -> None:
         self._out.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from aha.score_table import CurveRow, Scores
 
 _GRID = np.linspace(0, 1, 101)
+_COLOURS = 10  # of matplotlib's usual cycle
 
 
 def plot_curves(scores: Scores) -> Figure:
@@ -39,8 +41,11 @@ def plot_curves(scores: Scores) -> Figure:
             if i == len(kinds) - 1:
                 axes[i, j].set_xlabel("share of pixels " + ("removed" if kind == "deletion" else "inserted"))
         axes[i, 0].set_ylabel("class score")
-    axes[0, -1].legend(frameon=False, fontsize="small")
-    figure.suptitle(_title(scores, {row.protocol for row in rows}))
+    # Below the panels: inside one of them it would hide curves.
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    columns = max(1, min(len(labels), 3 * len(references)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
+    figure.suptitle(_title(scores, {row.protocol for row in rows}), fontsize="medium", wrap=True)
     return figure
 
 
@@ -48,9 +53,12 @@ def _draw_curves(axis: object, rows: Sequence[CurveRow]) -> None:
     by_method: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
     for row in rows:
         by_method[row.method].append(np.interp(_GRID, row.fractions, row.scores))
-    for method, curves in by_method.items():
+    for number, (method, curves) in enumerate(by_method.items()):
         mean, error = np.mean(curves, axis=0), np.std(curves, axis=0) / np.sqrt(len(curves))
-        (line,) = axis.plot(_GRID, mean, label=f"{method} (n={len(curves)})")  # type: ignore[attr-defined]
+        dashes = "-" if number < _COLOURS else "--"  # colours come again then
+        (line,) = axis.plot(  # type: ignore[attr-defined]
+            _GRID, mean, dashes, color=f"C{number % _COLOURS}", label=f"{method} (n={len(curves)})"
+        )
         axis.fill_between(  # type: ignore[attr-defined]
             _GRID, mean - error, mean + error, color=line.get_color(), alpha=0.2, linewidth=0
         )
@@ -93,18 +101,47 @@ def plot_trade_off(
     axis = figure.subplots()
     best: float | None = None
     front: list[tuple[float, float]] = []
-    for name, (seconds, mean, error) in sorted(points.items(), key=lambda item: item[1][0]):
-        axis.errorbar(seconds, mean, yerr=np.nan_to_num(error), fmt="o", capsize=2)
-        axis.annotate(name, (seconds, mean), xytext=(5, 4), textcoords="offset points", fontsize="small")
+    for seconds, mean, error in sorted(points.values()):
         if best is None or (mean > best if direction == "higher" else mean < best):
             best = mean
             front.append((seconds, mean))
+        colour = "#b4431c" if (seconds, mean) in front else "#5b7db1"
+        axis.errorbar(seconds, mean, yerr=np.nan_to_num(error), fmt="o", capsize=2, color=colour)
     axis.step(*zip(*front, strict=True), where="post", color="#999999", linewidth=1, linestyle="--", zorder=0)
     axis.set_xscale("log")
     axis.set_xlabel("seconds per map")
     axis.set_ylabel(f"{quality} {ARROWS[direction]}")
-    figure.suptitle(title)
+    axis.margins(x=0.12)  # room for names
+    axis.grid(color="#eeeeee")
+    axis.set_axisbelow(True)
+    _name_points(axis, {name: (seconds, mean) for name, (seconds, mean, _) in points.items()})
+    figure.suptitle(title, fontsize="medium", wrap=True)
     return figure
+
+
+def _name_points(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """Writes each name beside its point, on a side where it stays inside and covers nothing, if there is one."""
+    places = {name: axis.transData.transform(point) for name, point in points.items()}  # pixels
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places.values()]
+    inside = axis.bbox.extents
+    for name, (x, y) in sorted(places.items(), key=lambda item: -item[1][1]):
+        width, height = 5.6 * len(name), 12.0  # of small letters, roughly
+        sides = [(6, 3), (6, -height - 2), (-width - 6, 3), (-width - 6, -height - 2), (6, 14), (6, -height - 14)]
+        boxes = [(x + dx, y + dy, x + dx + width, y + dy + height) for dx, dy in sides]
+        costs = [
+            sum(_overlap(box, other) for other in taken) + 3 * (width * height - _overlap(box, inside)) for box in boxes
+        ]
+        side = costs.index(min(costs))
+        taken.append(boxes[side])
+        across, up = sides[side]
+        offset = (72 / axis.figure.dpi * across, 72 / axis.figure.dpi * up)  # in points
+        text = axis.annotate(name, points[name], xytext=offset, textcoords="offset points", fontsize="small")
+        text.set_in_layout(False)  # the panel shall not shrink for the sake of a name
+
+
+def _overlap(a: Sequence[float], b: Sequence[float]) -> float:
+    """Common area of two boxes (left, bottom, right, top)."""
+    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 
 
 def as_bytes(figure: Figure, kind: str) -> bytes:

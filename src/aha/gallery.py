@@ -209,11 +209,11 @@ def page(gallery: Gallery) -> str:
     )
 
 
-def embedded(picture: Image.Image) -> str:
+def embedded(picture: Image.Image, most: int = _MAX_WIDTH) -> str:
     """A picture as a data URI, at most as wide as a cell of the page can be on a dense screen."""
-    if picture.width > _MAX_WIDTH:
-        height = max(1, round(picture.height * _MAX_WIDTH / picture.width))
-        picture = picture.resize((_MAX_WIDTH, height), Image.Resampling.LANCZOS)
+    if picture.width > most:
+        height = max(1, round(picture.height * most / picture.width))
+        picture = picture.resize((most, height), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=_QUALITY, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -140,15 +140,7 @@ class Scores:
 
     def to_parquet(self, path: str | Path) -> None:
         """All rows as a Parquet file."""
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError:
-            raise MissingExtra("writing Parquet", "parquet") from None
-        columns = {name: [getattr(row, name) for row in self.rows] for name in Row._fields}
-        buffer = io.BytesIO()
-        pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
-        _write(path, buffer.getvalue())
+        _write(path, parquet_bytes(Row._fields, self.rows))
 
     def to_markdown(self, *, each_reference: bool = False) -> str:
         """Methods by metrics as a Markdown table, under a line that names the protocol.
@@ -253,6 +245,20 @@ def csv_bytes(fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
     writer.writerow(fields)
     writer.writerows(rows)
     return buffer.getvalue().encode()
+
+
+def parquet_bytes(fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    """A Parquet file's content."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtra("writing Parquet", "parquet") from None
+    table = list(rows)
+    columns = {field: [row[place] for row in table] for place, field in enumerate(fields)}
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()
 
 
 def _write(path: str | Path, content: bytes) -> None:

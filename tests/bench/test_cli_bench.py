@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from worlds import count_lines, make_data
+from worlds import cells_of, count_lines, make_data
 
 from command_line import assert_refused, run
 
@@ -61,6 +61,7 @@ def test_from_a_plan_to_a_page(tmp_path: Path) -> None:
         (("--method", "gradient", "--data", "nowhere"), "does not exist"),
         (("--method", "gradient", "--data", "imagnet:x"), "did you mean imagenet"),
         (("--method", "gradient", "--maps", "float8"), "float16"),
+        (("--method", "gradient", "--precision", "float8"), "bfloat16"),
         ((), "does not say methods"),
     ],
 )
@@ -74,6 +75,45 @@ def test_bad_plans_are_refused_before_any_work(words: tuple[str, ...], text: str
     given = ["--data", str(tmp_path / "more" / "list.csv")] if "--data" not in words else []
     assert_refused(run("bench", *MODEL, *FAST, *given, *chosen, "--out", out), text)
     assert not out.exists()
+
+
+def test_another_precision_is_another_result(tmp_path: Path) -> None:
+    """In its own cells of the same run, and refused in a folder of `aha evaluate`, which holds one setting."""
+    data, out = make_data(tmp_path / "data", 1) / "list.csv", tmp_path / "run"
+    args = ("bench", *MODEL, *FAST, "--data", data, "--method", "center_map", "--out", out, "--no-report", "--quiet")
+    assert run(*args).exit_code == 0 and count_lines(out) == 1
+    half = run(*args, "--precision", "bfloat16")
+    assert half.exit_code == 0, half.output
+    assert count_lines(out) == 2
+    plans = [json.loads(line)["plan"] for line in (out / "plans.jsonl").read_text().splitlines()]
+    assert [plan.get("precision") for plan in plans] == [None, "bfloat16"]
+    full, rounded = (cell["found"][0]["rows"][0][2] for cell in cells_of(out).values())
+    assert full != rounded and full == pytest.approx(rounded, abs=0.05)
+    scores = ("evaluate", data, *MODEL, *FAST, "--method", "center_map", "--out", tmp_path / "scores", "--quiet")
+    assert run(*scores).exit_code == 0 and run(*scores).exit_code == 0
+    for change in (("--precision", "bfloat16"), ("--fit", "pad")):
+        assert_refused(run(*scores, *change), "choose another folder")
+
+
+def test_published_tables_on_a_tiny_model(tmp_path: Path) -> None:
+    """With the paper's own protocols; what does not fit the model is left out and named, not refused."""
+    data = make_data(tmp_path / "data", 2)
+    synset = tmp_path / "imagenet" / "val" / "n01440764"
+    synset.mkdir(parents=True)
+    for index in range(2):
+        (synset / f"{index}.png").write_bytes((data / f"{index:02d}.png").read_bytes())
+    chosen = (*MODEL, "--method", "grad_cam", "--method", "legrad", "--limit", "1")
+    for table, place in (
+        ("mda-table3", ("--imagenet", tmp_path / "imagenet")),  # perturbed at nine levels
+        ("mda-table2", ("--data", data / "list.csv")),  # segmentation
+    ):
+        out = tmp_path / table
+        done = run("bench", f"paper:{table}", *chosen, *place, "--out", out, "--quiet")
+        assert done.exit_code == 0, done.output
+        assert count_lines(out) == 1
+        text = (out / "report.html").read_text()
+        for words in ("Beside the paper", "stands in for the paper", "Left out", "legrad", "grad_cam"):
+            assert words in text, (table, words)
 
 
 def test_bad_plan_files(tmp_path: Path) -> None:

@@ -11,19 +11,21 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from worlds import cells_of, count_lines, tiny_model
 
-from aha.bench import runner, store
+from aha.bench import judging, store
 from aha.bench.plan import Plan
 from aha.bench.runner import BenchRun
 from aha.bench.store import Store
 from aha.errors import OutputError
 
 HERE = Path(__file__).parent
+_PATIENCE = 300  # seconds; a busy machine is slow, not wrong
 
 
 class Killed(BaseException):
@@ -42,7 +44,7 @@ def test_a_run_killed_twenty_times_has_the_rows_of_one_that_was_not(
     plan = replace(plan, targets=("top1", "label"), maps="float16")
     expected = finished(plan, tmp_path / "whole")
     out, chance, kills = tmp_path / "killed", random.Random(0), 0
-    write, judged = store.Appender.append, runner.judge
+    write, judged = store.Appender.append, judging.judge
     budget = 0
 
     def torn(self: store.Appender, content: bytes) -> int:
@@ -61,7 +63,7 @@ def test_a_run_killed_twenty_times_has_the_rows_of_one_that_was_not(
         judged(*args)
 
     monkeypatch.setattr(store.Appender, "append", torn)
-    monkeypatch.setattr(runner, "judge", interrupted)
+    monkeypatch.setattr(judging, "judge", interrupted)
     model = tiny_model()
     for _ in range(500):
         budget = chance.randrange(1, 7) if kills < 20 else 10**9
@@ -83,33 +85,100 @@ SCRIPT = """
     from worlds import tiny_model
     from aha.bench.plan import Plan
     from aha.bench.runner import BenchRun
-    plan = Plan(**{plan!r})
-    run = BenchRun(plan, {out!r}, model=tiny_model())
-    run.run(lambda step: (print(step.cells, flush=True), time.sleep({pause})))
+    def run():
+        made = BenchRun(Plan(**{plan!r}), {out!r}, model=tiny_model())
+        made.run(lambda step: (print(step.cells, flush=True), time.sleep({pause})))
+"""
+# Loads everything once and then makes a process for each line it is told: a single one, or the rank of one of two, and
+# the file over which both meet in a group, if they do.
+FORKS = """
+    import os
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            rank, *meeting = line.split()
+            if rank != "alone":
+                os.environ.update(RANK=rank, WORLD_SIZE="2")
+            for file in meeting:
+                torch.distributed.init_process_group("gloo", init_method="file://" + file, rank=int(rank), world_size=2)
+            sys.stdout = sys.stderr = open(os.devnull, "w")
+            run()
+            os._exit(0)
+        print(child, flush=True)
+"""
+# Under a launcher: the second of two is killed by the system the first time, in the middle of its work.
+LAUNCHED = """
+    import os, signal
+    torch.distributed.init_process_group("gloo")
+    if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
+        time.sleep = lambda seconds: os.kill(os.getpid(), signal.SIGKILL)
+    run()
+    torch.distributed.barrier()
 """
 
 
-def script(plan: Plan, out: Path, folder: Path, pause: float) -> Path:
+def script(plan: Plan, out: Path, folder: Path, pause: float, rest: str) -> Path:
     path = folder / "run.py"
-    settings = {**plan.as_dict(), "methods": plan.methods, "metrics": plan.metrics}
-    paths = [str(HERE), str(HERE.parent)]
-    path.write_text(textwrap.dedent(SCRIPT.format(paths=paths, plan=settings, out=str(out), pause=pause)))
+    settings = {**plan.as_dict(), "methods": plan.methods, "metrics": plan.metrics, "targets": plan.targets}
+    filled = {"paths": [str(HERE), str(HERE.parent)], "plan": settings, "out": str(out), "pause": pause}
+    path.write_text(textwrap.dedent(SCRIPT).format(**filled) + textwrap.dedent(rest))
     return path
 
 
-def test_kill_nine(plan: Plan, tmp_path: Path) -> None:
-    """The real thing, twice: what the process said it had done is there, and the rest follows."""
+class Nursery:
+    """Starts runs as processes of their own, without the seconds that each import of PyTorch takes."""
+
+    def __init__(self, path: Path) -> None:
+        self._parent = subprocess.Popen(
+            [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def start(self, line: str = "alone") -> int:
+        assert self._parent.stdin is not None and self._parent.stdout is not None
+        self._parent.stdin.write(f"{line}\n")
+        self._parent.stdin.flush()
+        return int(self._parent.stdout.readline())
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._parent.kill()
+        self._parent.communicate()
+
+
+def is_alive(process: int) -> bool:
+    """Running: one that has ended stays listed until its parent asks for it, which ours never does."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + _PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="needs Linux")
+def test_kill_nine_twenty_times(plan: Plan, tmp_path: Path) -> None:
+    """The real thing, at random moments; a second process that comes meanwhile is refused."""
+    plan = replace(plan, targets=("top1", "label"))
     expected = finished(plan, tmp_path / "whole")
-    out = tmp_path / "killed"
-    path, said = script(plan, out, tmp_path, 0.05), 0
-    for lines in (3, 5):
-        with subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for _ in range(lines):
-                said += int(process.stdout.readline())
-            process.send_signal(signal.SIGKILL)
-        assert len(cells_of(out)) >= said
-    assert 0 < len(cells_of(out)) < len(expected)
+    out, chance, kills, counts = tmp_path / "killed", random.Random(0), 0, [0]
+    with Nursery(script(plan, out, tmp_path, 0.05, FORKS)) as nursery:
+        while kills < 20:
+            process = nursery.start()
+            if kills == 0:
+                wait_for(lambda: out.is_dir() and len(cells_of(out)) > 0)
+                with pytest.raises(OutputError, match="another process"):
+                    BenchRun(plan, out, model=tiny_model()).run()
+            time.sleep(chance.uniform(0, 0.1))
+            assert is_alive(process), "the run was over before it had been killed often enough"
+            os.kill(process, signal.SIGKILL)
+            wait_for(lambda process=process: not is_alive(process))
+            kills += 1
+            counts.append(len(cells_of(out)))
+    assert counts == sorted(counts) and 0 < counts[-1] < len(expected)  # what is there stays there
     assert finished(plan, out) == expected and count_lines(out) == len(expected)
 
 
@@ -122,6 +191,16 @@ def test_a_corrupt_last_line_is_repaired(damage: bytes, plan: Plan, tmp_path: Pa
     rows.write_bytes(b"".join(lines[:-1]) + damage)
     assert finished(plan, tmp_path / "run") == expected
     assert rows.read_bytes().count(b"\n") == len(lines) and damage not in rows.read_bytes()
+
+
+def test_a_hole_in_the_middle_is_filled(plan: Plan, tmp_path: Path) -> None:
+    """As a power cut may leave it: zeros inside a line that has its beginning and its end."""
+    expected = finished(plan, tmp_path / "run")
+    rows = tmp_path / "run" / "rows" / "0000.jsonl"
+    lines = rows.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3][:60] + b"\0" * (len(lines[3]) - 120) + lines[3][-60:]
+    rows.write_bytes(b"".join(lines))
+    assert finished(plan, tmp_path / "run") == expected
 
 
 def test_a_full_disk_leaves_whole_lines(plan: Plan, tmp_path: Path) -> None:
@@ -147,23 +226,44 @@ def test_two_writers_are_refused(plan: Plan, tmp_path: Path) -> None:
     finished(plan, tmp_path / "run")
 
 
-def test_two_launched_processes_are_one(plan: Plan, tmp_path: Path) -> None:
-    """As `torchrun` starts them; one is killed and the pair is started again."""
-    expected = finished(plan, tmp_path / "one")
-    out = tmp_path / "two"
-    path = script(plan, out, tmp_path, 0.02)
-    alone = {**os.environ, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    with subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True, env=alone) as process:
-        assert process.stdout is not None and process.stdout.readline()
-        process.kill()
-    started = time.monotonic()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
-    launcher += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(path)]
-    done = subprocess.run(launcher, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, f"{done.stderr} after {time.monotonic() - started:.0f} s"
-    assert {path.name for path in (out / "rows").iterdir()} == {"0000.jsonl", "0001.jsonl"}
+def values_of(cell: dict) -> list[float]:
+    return [row[2] for found in cell["found"] for row in found["rows"]]
+
+
+def assert_same(out: Path, expected: dict[str, dict]) -> None:
+    """The same cells, once each; values may differ as far as sums in another order do."""
     found = cells_of(out)
+    assert {path.name for path in (out / "rows").iterdir()} == {"0000.jsonl", "0001.jsonl"}
     assert found.keys() == expected.keys() and count_lines(out) == len(expected)
     for key, cell in expected.items():
-        rows = [row[2] for entry in cell["found"] for row in entry["rows"]]
-        assert [row[2] for entry in found[key]["found"] for row in entry["rows"]] == pytest.approx(rows, abs=1e-5)
+        assert values_of(found[key]) == pytest.approx(values_of(cell), abs=1e-5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="needs Linux")
+def test_of_two_processes_one_is_killed_and_started_again(plan: Plan, tmp_path: Path) -> None:
+    """In one gloo group; the other goes on to its end, and together they are the run of a single process."""
+    expected = finished(plan, tmp_path / "one")
+    out = tmp_path / "two"
+    with Nursery(script(plan, out, tmp_path, 0.05, FORKS)) as nursery:
+        first, second = (nursery.start(f"{rank} {tmp_path / 'meeting'}") for rank in (0, 1))
+        rows = out / "rows" / "0001.jsonl"
+        wait_for(lambda: rows.is_file() and rows.read_bytes().count(b"\n") > 1)
+        os.kill(second, signal.SIGKILL)
+        wait_for(lambda: not is_alive(first))
+        assert len(cells_of(out)) < len(expected)
+        again = nursery.start("1")
+        wait_for(lambda: not is_alive(again))
+    assert_same(out, expected)
+
+
+@pytest.mark.slow
+def test_a_launcher_that_restarts_its_processes(plan: Plan, tmp_path: Path) -> None:
+    """As `torchrun` starts them; when one is killed, it ends the other and starts both again."""
+    expected = finished(plan, tmp_path / "one")
+    out = tmp_path / "two"
+    path = script(plan, out, tmp_path, 0.02, LAUNCHED)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    launcher += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(path)]
+    done = subprocess.run(launcher, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    assert_same(out, expected)

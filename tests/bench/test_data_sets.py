@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from worlds import tiny_model
+from worlds import cells_of, tiny_model
 
 from aha.bench.data import choose, find_data, mda_filter
 from aha.bench.layouts import _uncompressed
@@ -84,18 +84,65 @@ def test_imagenet_s(tmp_path: Path, thousand: TargetModel) -> None:
     assert second.mask().tolist() == [[0, 0, 1, 255], [1, 1, 0, 0]]
 
 
-def test_imagenet_segmentation(tmp_path: Path, thousand: TargetModel) -> None:
-    with pytest.raises((MissingExtra, ImageError)):
-        find_data(f"imagenet-segmentation:{tmp_path / 'gtsegs_ijcv.mat'}", thousand)
+def segmentation_file(path: Path, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """As MATLAB 7.3 writes it: cell arrays are columns of references; a mask is a cell array of its own, of one."""
     h5py = pytest.importorskip("h5py")
-    picture, mask = np.arange(2 * 3 * 3).reshape(2, 3, 3).astype(np.uint8), np.eye(2, 3, dtype=np.uint8)
-    with h5py.File(tmp_path / "gtsegs_ijcv.mat", "w") as file:
-        file["a"], file["b"] = picture.transpose(), mask.transpose()
-        file.create_dataset("c", (1, 1), dtype=h5py.ref_dtype)[0, 0] = file["b"].ref
-        for name, target in (("img", "a"), ("gt", "c")):
-            file.create_dataset(f"value/{name}", (1, 1), dtype=h5py.ref_dtype)[0, 0] = file[target].ref
-    (image,) = find_data(f"imagenet-segmentation:{tmp_path / 'gtsegs_ijcv.mat'}", thousand)
-    assert np.array_equal(image.read(), picture) and np.array_equal(image.mask(), mask)
+    random, made = np.random.default_rng(0), []
+    with h5py.File(path, "w") as file:
+        for name in ("img", "gt", "id"):
+            file.create_dataset(f"value/{name}", (count, 1), dtype=h5py.ref_dtype)
+        for index in range(count):
+            shape = (20 + index, 30)
+            picture = random.integers(0, 255, (*shape, 3), dtype=np.uint8)
+            mask = np.zeros(shape, dtype=np.uint8)
+            mask[5:15, 5 + index : 20] = 1
+            inner = file.create_dataset(f"#refs#/c{index}", (1, 1), dtype=h5py.ref_dtype)
+            inner[0, 0] = file.create_dataset(f"#refs#/m{index}", data=mask.transpose()).ref
+            file["value/img"][index, 0] = file.create_dataset(f"#refs#/p{index}", data=picture.transpose()).ref
+            file["value/gt"][index, 0] = inner.ref
+            made.append((picture, mask))
+    return made
+
+
+def test_imagenet_segmentation(tmp_path: Path, thousand: TargetModel) -> None:
+    path = tmp_path / "gtsegs_ijcv.mat"
+    text = f"imagenet-segmentation:{path}"
+    with pytest.raises((MissingExtra, ImageError)):
+        find_data(text, thousand)
+    made = segmentation_file(path, 3)
+    images = find_data(text, thousand)
+    assert [image.id for image in images] == ["00000", "00001", "00002"]
+    for image, (picture, mask) in zip(images, made, strict=True):
+        assert np.array_equal(image.read(), picture) and np.array_equal(image.mask(), mask) and image.label is None
+        assert read_image(image.read()).size == picture.shape[1::-1]
+    BenchRun(Plan("m", text, ("gradient",), ("segmentation",)), tmp_path / "run", model=tiny_model()).run()
+    cells = cells_of(tmp_path / "run").values()
+    assert len(cells) == 3 and not any(cell["failures"] for cell in cells)
+    scores = [{metric: value for metric, _, value in cell["found"][0]["rows"]} for cell in cells]
+    assert all(0 < found["segmentation_ap"] <= 1 for found in scores)
+    path.write_bytes(b"no such format")
+    with pytest.raises(ImageError, match="cannot read"):
+        find_data(text, thousand)
+
+
+def test_hugging_face_from_disk(tmp_path: Path, photo: Image.Image) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=CLASSES)})
+    rows = {"img": [photo, photo.resize((30, 20))], "label": [3, 1]}
+    saved = datasets.DatasetDict({name: datasets.Dataset.from_dict(rows, features) for name in ("train", "test")})
+    saved.save_to_disk(str(tmp_path / "saved"))
+    first, second = find_data(f"hf:{tmp_path / 'saved'}", tiny_model())
+    assert (first.id, first.label, second.label) == ("test/0", 3, 1)
+    assert [read_image(image.read()).size for image in (first, second)] == [(40, 40), (30, 20)]
+    assert np.array_equal(np.array(read_image(first.read())), np.array(photo))
+    assert find_data(f"hf:{tmp_path / 'saved'}@train", tiny_model())[1].id == "train/1"
+    with pytest.raises(ImageError, match="no split validation"):
+        find_data(f"hf:{tmp_path / 'saved'}@validation", tiny_model())
+    plan = Plan("m", f"hf:{tmp_path / 'saved'}", ("gradient",), ("sparseness",), ("label",))
+    BenchRun(plan, tmp_path / "run", model=tiny_model()).run()
+    assert [cell["found"][0]["target"] for cell in cells_of(tmp_path / "run").values()] == [3, 1]
+    with pytest.raises(ImageError, match="cannot load"):
+        find_data(f"hf:{tmp_path}", tiny_model())
 
 
 def test_pets(tmp_path: Path, thousand: TargetModel) -> None:

@@ -64,7 +64,7 @@ def test_optional_methods_are_left_out() -> None:
 def test_keys_change_with_everything_that_matters(plan: Plan, tmp_path: Path) -> None:
     def keys(changed: Plan) -> set[str]:
         made = BenchRun(changed, tmp_path / "run", model=tiny_model())
-        return {made._key(image, base) for image in made.images for base in made._bases.values()}
+        return {key for image in made.images for key in made.cells.keys(image).values()}
 
     own = keys(plan)
     assert keys(replace(plan, batch_size=5, maps="float16", title="other")) == own

@@ -101,8 +101,12 @@ def test_two_kinds_of_target_are_reported_apart(plan: Plan, tmp_path: Path) -> N
     assert [group.asked for group in read.groups] == ["top1", "label"]
     text = write_report(tmp_path / "run").read_text()
     assert "predicted class" in text and "true class" in text
-    heads = (tmp_path / "run" / "scores.csv").read_text().splitlines()[0]
+    heads, *lines = (tmp_path / "run" / "scores.csv").read_text().splitlines()
     assert heads == "image,method,metric,protocol,target,reference,value,asked,model"
+    parquet = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "run" / "scores.parquet")
+    assert parquet.column_names == heads.split(",") and parquet.num_rows == len(lines)
+    assert parquet["value"].to_pylist() == [float(row["value"]) for row in csv.DictReader([heads, *lines])]
+    assert set(parquet["asked"].to_pylist()) == {"top1", "label"}
 
 
 def test_what_is_missing_is_said(plan: Plan, data: Path, tmp_path: Path) -> None:
@@ -176,29 +180,3 @@ def test_papers(plan: Plan, tmp_path: Path, data: Path) -> None:
     assert true["ins_del mean_of_3"] != printed["ins_del mean_of_3"]
     text = write_report(tmp_path / "run").read_text()
     assert "Beside the paper" in text and "stands in for the paper&#39;s ViT-B/16" in text and "0.2858" in text
-
-
-def test_the_page_in_a_browser(finished: Path) -> None:
-    """No script error, all pictures load, tables sort."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    page_path = write_report(finished)
-    with sync_api.sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch()
-        except sync_api.Error as error:
-            pytest.skip(f"no browser: {error}")
-        page = browser.new_page()
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        page.goto(page_path.as_uri())
-        assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
-        column = (
-            "[...document.querySelector('table').tBodies[0].rows].map(row => parseFloat(row.cells[1].dataset.value))"
-        )
-        page.click("table >> nth=0 >> thead >> button >> nth=1")
-        down = page.evaluate(column)
-        page.click("table >> nth=0 >> thead >> button >> nth=1")
-        assert down == sorted(down, reverse=True) and page.evaluate(column) == sorted(down)
-        assert errors == []
-        browser.close()

@@ -181,8 +181,8 @@ def encode(cell: dict[str, Any]) -> bytes:
 
 
 def is_whole(line: bytes) -> bool:
-    """Was the line written to its end?"""
-    return line.startswith(_START) and line.endswith(b"}\n")
+    """Was the line written to its end? After a power cut, what never reached the disk may read as zeros."""
+    return line.startswith(_START) and line.endswith(b"}\n") and b"\0" not in line
 
 
 def _is_sound(line: bytes) -> bool:

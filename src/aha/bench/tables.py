@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from aha.bench.runs import Column, Group
@@ -19,6 +20,7 @@ SHADED = 3
 _HEADLINES = ("ins_del", "neg_pos", "insertion", "deletion")
 _BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MOST_CLASSES = 40
+_MOST_DECIMALS = 4
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,28 @@ class Table:
     columns: Sequence[Column]
     heads: Sequence[str]
     rows: Mapping[str, Mapping[Column, Entry]]
+
+    def mean(self, column: Column, entry: Entry) -> str:
+        """A mean in as many digits as its column is sure of, the same for all of it, so that they line up."""
+        return f"{entry.mean:.{self._decimals[column]}f}"
+
+    def error(self, column: Column, entry: Entry) -> str:
+        """A standard error in the digits of its mean."""
+        return f"{entry.error:.{self._decimals[column]}f}"
+
+    @cached_property
+    def _decimals(self) -> dict[Column, int]:
+        return {
+            column: _decimals(row[column] for row in self.rows.values() if column in row) for column in self.columns
+        }
+
+
+def _decimals(entries: Iterable[Entry]) -> int:
+    """Digits behind the point, so that the smallest error shows two of its own."""
+    known = list(entries)
+    scales = [e.error for e in known if e.error > 0] or [abs(e.mean) / 100 for e in known if e.mean]
+    finest = min((scale for scale in scales if math.isfinite(scale)), default=1e-3)
+    return max(0, min(_MOST_DECIMALS, 1 - math.floor(math.log10(finest))))
 
 
 def better(metric: str) -> Direction:
@@ -132,6 +156,34 @@ def headline(group: Group) -> tuple[str, Column] | None:
         if own:
             return next((name for name in own if name[1][1] == AVERAGE), own[0])
     return judging[0] if judging else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The headline in a sentence.
+
+    Attributes:
+        tied: methods that these images cannot tell from the best.
+        others: number of all other methods.
+    """
+
+    head: str
+    best: str
+    mean: float
+    error: float
+    tied: Sequence[str]
+    others: int
+
+
+def verdict(group: Group) -> Verdict | None:
+    """The best method by the headline, and those that may be as good; nothing where there is nothing to compare."""
+    chosen = headline(group)
+    if chosen is None or len(group.values[chosen]) < 2:
+        return None
+    entries = _entries(chosen[1], group.values[chosen])
+    best = next(method for method, entry in entries.items() if entry.rank == 1)
+    tied = [method for method, entry in entries.items() if entry.is_top and method != best]
+    return Verdict(head_of(chosen[1]), best, entries[best].mean, entries[best].error, tied, len(entries) - 1)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aha.cli.options import MAX_SEED, Debug, Device, Json, NoPretrained, Quiet
-from aha.cli.reporting import INTERRUPTED, bench_bar, duration, print_json, reported, say_error
+from aha.cli.reporting import INTERRUPTED, answer, bench_bar, duration, print_json, reported, say_error
 
 if TYPE_CHECKING:
     from aha.bench.estimate import Estimate
@@ -51,6 +51,10 @@ def bench(
     img_size: Annotated[int | None, typer.Option(min=1, help="Side of the model input.")] = None,
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
     score: Annotated[str | None, typer.Option(help="What is measured, as `aha list scores` shows.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="float32, or bfloat16 or float16 for passes without gradients.", show_default="float32"),
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Most images at once.", show_default="16")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, try one image, and say what it will cost.")
@@ -72,10 +76,11 @@ def bench(
         from aha.errors import SpecError
         from aha.learned.engine import launched_share
 
+        is_paper = plan is not None and plan.startswith(PREFIX)
         given: dict[str, Any] = {
             "model": model,
             "weights": weights,
-            "data": data or (f"imagenet:{imagenet}" if imagenet and not _is_paper(plan) else None),
+            "data": data or (f"imagenet:{imagenet}" if imagenet and not is_paper else None),
             "methods": method,
             "metrics": metrics,
             "targets": target,
@@ -86,13 +91,14 @@ def bench(
             "img_size": img_size,
             "fit": fit,
             "score": score,
+            "precision": precision,
             "batch_size": batch_size,
             "pretrained": False if no_pretrained else None,
         }
         changes = {name: value for name, value in given.items() if value not in (None, [])}
         if plan is None:
             plans = make_plans(changes, source="the command")
-        elif plan.startswith(PREFIX):
+        elif is_paper:
             plans = paper_plans(plan, changes, imagenet)
         else:
             plans = read_plans(Path(plan), changes)
@@ -114,10 +120,6 @@ def bench(
         for each in made():
             _run(each, place, quiet=quiet)
         _finish(place, share, with_report=not no_report, json=json, quiet=quiet)
-
-
-def _is_paper(plan: str | None) -> bool:
-    return plan is not None and plan.startswith("paper:")
 
 
 def _run(made: BenchRun, out: Path, *, quiet: bool) -> None:
@@ -169,16 +171,19 @@ def _finish(out: Path, share: tuple[int, int], *, with_report: bool, json: bool,
     if share[1] > 1 and any(group.missing for group in read.groups):
         return
     page = write_report(out) if with_report else None
-    if json:
-        print_json(_as_json(read, page))
-    elif not quiet:
-        for group in read.groups:
-            typer.echo(group.scores.to_markdown() + "\n")
-            if group.missing:
-                typer.echo(f"{group.missing} cells are missing; the same command continues")
-            if group.scores.failures:
-                typer.echo(f"{len(group.scores.failures)} measurements failed; the report says which and why")
-        typer.echo(f"report: {page}" if page else f"rows: {out}; make the page with: aha report {out}")
+    answer(lambda: _as_json(read, page), lambda: _as_text(read, page), json=json, quiet=quiet)
+
+
+def _as_text(read: Run, page: Path | None) -> str:
+    lines = []
+    for group in read.groups:
+        lines.append(group.scores.to_markdown() + "\n")
+        if group.missing:
+            lines.append(f"{group.missing} cells are missing; the same command continues")
+        if group.scores.failures:
+            lines.append(f"{len(group.scores.failures)} measurements failed; the report says which and why")
+    lines.append(f"report: {page}" if page else f"rows: {read.folder}; make the page with: aha report {read.folder}")
+    return "\n".join(lines)
 
 
 def _as_json(read: Run, page: Path | None) -> dict[str, Any]:
@@ -211,10 +216,7 @@ def report(
         from aha.bench.runs import read_run
 
         page = write_report(run, out)
-        if json:
-            print_json(_as_json(read_run(run), page))
-        elif not quiet:
-            typer.echo(f"report: {page}")
+        answer(lambda: _as_json(read_run(run), page), lambda: f"report: {page}", json=json, quiet=quiet)
 
 
 def compare(
@@ -229,10 +231,8 @@ def compare(
         from aha.bench.compare import as_markdown, compare_runs
 
         found = compare_runs(first, second)
-        if json:
-            print_json([{**row._asdict(), "verdict": row.verdict} for row in found])
-        elif not quiet:
-            typer.echo(as_markdown(found))
+        rows = [{**row._asdict(), "verdict": row.verdict} for row in found]
+        answer(lambda: rows, lambda: as_markdown(found), json=json, quiet=quiet)
 
 
 def merge(
@@ -247,7 +247,4 @@ def merge(
         from aha.bench.runs import merge_runs
 
         cells = merge_runs(runs, out)
-        if json:
-            print_json({"run": str(out), "cells": cells})
-        elif not quiet:
-            typer.echo(f"{cells} cells: {out}")
+        answer(lambda: {"run": str(out), "cells": cells}, lambda: f"{cells} cells: {out}", json=json, quiet=quiet)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrained, Quiet, Seed, Weights
+from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrained, Precision, Quiet, Seed, Weights
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def evaluate(
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
     score: Annotated[str, typer.Option(help="What is measured, as `aha list scores` shows.")] = "softmax",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images.")] = None,
+    precision: Precision = "float32",
     seed: Seed = 0,
     device: Device = None,
     batch_size: BatchSize = 32,
@@ -72,6 +73,7 @@ def evaluate(
             fit=cast("Fit | None", fit),  # checked where it is used
             score=chosen_score,
             device=device,
+            precision=cast("Any", precision),  # checked there too
             batch_size=batch_size,
         )
         run = EvaluationRun(loaded, images, methods, saved, protocols, out, target=target, seed=seed)

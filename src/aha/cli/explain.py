@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrained, Quiet, Seed, Weights
+from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrained, Precision, Quiet, Seed, Weights
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def explain(
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
     score: Annotated[str, typer.Option(help="What is reported, as `aha list scores` shows.")] = "softmax",
     class_names: Annotated[Path | None, typer.Option(help="Text file with one class name per line.")] = None,
+    precision: Precision = "float32",
     seed: Seed = 0,
     device: Device = None,
     batch_size: BatchSize = 8,
@@ -76,6 +77,7 @@ def explain(
             class_names=names,
             score=chosen_score,
             device=device,
+            precision=cast("Any", precision),  # checked there too
             batch_size=batch_size,
         )
         if contrast is not None:

@@ -19,4 +19,5 @@ Device = Annotated[
 BatchSize = Annotated[int, typer.Option(min=1, help="Most images computed at once; halved if memory runs out.")]
 Weights = Annotated[Path | None, typer.Option(help="Weights file (.safetensors, or tensors saved by PyTorch).")]
 NoPretrained = Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")]
+Precision = Annotated[str, typer.Option(help="float32, or bfloat16 or float16 for passes without gradients.")]
 ImageSize = Annotated[int | None, typer.Option(min=1, help="Side of the model input; the model's own by default.")]

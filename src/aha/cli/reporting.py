@@ -57,6 +57,14 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=1))
 
 
+def answer(programs: Callable[[], Any], people: Callable[[], str], *, json: bool, quiet: bool) -> None:
+    """Says the result in one form: as JSON, as text, or not at all; only what is said is computed."""
+    if json:
+        print_json(programs())
+    elif not quiet:
+        typer.echo(people())
+
+
 @contextmanager
 def progress_bar(task: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
     """A function that advances a bar with the time left, on stderr; draws nothing unless that is a terminal."""

@@ -1,0 +1,259 @@
+"""From images to finished cells: a batch is read once, explained once per method, and judged by all protocols at once.
+
+Whatever fails becomes a cell with a reason: an image that cannot be read, a method without a map, a metric without a
+value. A batch that fails as a whole is done again image by image, since one of them may be to blame.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
+
+from aha.batches import Batch
+from aha.bench.cells import Cells
+from aha.bench.data import BenchImage
+from aha.bench.plan import KeepMaps
+from aha.bench.subjects import GRID, Ready, Subjects
+from aha.errors import AhaError
+from aha.methods import Method
+from aha.metrics import Case, Sample
+from aha.models import TargetModel
+from aha.protocols import Protocol as Metrics
+from aha.score_table import CurveRow, Failure, Scores
+from aha.scoring import MethodSource, judge, prepare
+from aha.targets import resolve_targets
+from aha.truth import labelled_samples
+
+_CURVE_POINTS = 57  # of 225; what a figure shows of a curve
+
+Line = dict[str, Any]
+
+
+class Sink(Protocol):
+    """Where cells, maps and pictures go."""
+
+    def add(self, cells: Sequence[Line]) -> None:
+        """Takes finished cells."""
+
+    def keep_map(self, values: NDArray[np.float32], precision: str) -> list[Any]:
+        """Takes a map and says where it is."""
+
+    def keep_picture(self, picture: Image.Image) -> list[Any]:
+        """Takes a picture and says where it is."""
+
+    def sync(self) -> None:
+        """Makes sure of what was taken."""
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What is judged, and where it goes; `deliver` takes finished cells, `sink` maps and pictures."""
+
+    model: TargetModel
+    methods: Sequence[Method]
+    subjects: Subjects
+    cells: Cells
+    seed: int
+    maps: KeepMaps
+    sink: Sink
+    deliver: Callable[[list[Line]], None]
+
+    def images(self, part: Sequence[BenchImage]) -> None:
+        """Delivers all cells of the images that are missing."""
+        ready: list[Ready] = []
+        for image in part:
+            try:
+                ready.append(self.subjects.read(image))
+            except (AhaError, OSError) as error:
+                self._fail(image, str(error))
+        if not ready:
+            return
+        failures: list[Failure] = []
+        batch = Batch(torch.stack([r.inputs for r in ready]), [r.subject for r in ready])
+        truth = self.subjects.truth(ready)
+        try:
+            samples, outputs = labelled_samples(self.model, batch, truth, range(len(ready)), failures)
+        except Exception as error:  # whatever it was: the other images go on
+            if len(ready) > 1:
+                for alone in ready:
+                    self.images([alone.image])
+            else:
+                self._fail(ready[0].image, f"{type(error).__name__}: {error}")
+            return
+        for sample, known in zip(samples, ready, strict=True):
+            sample.label = known.image.label
+        _BatchJudging(self, ready, batch, samples, outputs, failures).run()
+
+    def _fail(self, image: BenchImage, reason: str) -> None:
+        missing = self.cells.missing(image)
+        self.deliver([self.cells.line(image, *parts, failures=[["", reason]]) for parts in missing])
+
+
+class _Task(NamedTuple):
+    """A method, the protocols that judge its maps, and the kind of target it is asked about."""
+
+    method: Method
+    protocols: tuple[Metrics, ...]
+    word: str
+
+
+@dataclass
+class _BatchJudging:
+    """One batch: its images, what the model says about them, and what has been delivered of it."""
+
+    all_: Judging
+    ready: list[Ready]
+    batch: Batch
+    samples: list[Sample]
+    outputs: Tensor
+    failures: list[Failure]
+    known: dict[tuple[str, str, str], Line] = field(default_factory=dict)  # image, method, protocol -> a cell
+    pictures: dict[str, list[Any]] = field(default_factory=dict)
+    delivered: set[str] = field(default_factory=set)
+
+    def run(self) -> None:
+        """All cells of the batch that are missing."""
+        for word in self.all_.subjects.words:
+            chosen = self._classes(word)
+            for method in self.all_.methods:
+                groups: dict[tuple[Metrics, ...], list[int]] = defaultdict(list)
+                for row, known in enumerate(self.ready):
+                    missing = self.all_.cells.missing_protocols(known.image, method, word)
+                    missing = self._copy(row, str(method), missing, word, chosen[row])
+                    if missing:
+                        groups[missing].append(row)
+                for protocols, rows in groups.items():
+                    self._judge(_Task(method, protocols, word), rows, chosen)
+
+    def _classes(self, word: str) -> list[list[int]]:
+        if word == GRID:
+            return [list(known.cells or ()) for known in self.ready]
+        if word == "label":
+            return [[cast("int", known.image.label)] for known in self.ready]
+        return resolve_targets(word, self.all_.model, self.outputs, None)
+
+    def _copy(
+        self, row: int, method: str, missing: tuple[Metrics, ...], word: str, classes: list[int]
+    ) -> tuple[Metrics, ...]:
+        """Takes over cells of the same class that was asked for under another word; returns what is left to do."""
+        image, left = self.ready[row].image, []
+        for protocol in missing:
+            known = self.known.get((image.id, method, protocol.name))
+            if known is None or [found["target"] for found in known["found"]] != classes:
+                left.append(protocol)
+                continue
+            key = self.all_.cells.key(image, method, protocol.name, word)
+            self.all_.deliver([{**known, "key": key, "asked": word}])
+        return tuple(left)
+
+    def _judge(self, task: _Task, rows: list[int], chosen: list[list[int]]) -> None:
+        cells: dict[tuple[int, str], Line] = {}
+        failures: list[Failure] = []
+        places = {self.samples[row].name: row for row in rows}
+        source = MethodSource(self.all_.model, task.method, self.all_.seed, Exception)
+        part = Batch(self.batch.inputs[rows], [self.batch.subjects[row] for row in rows])
+        cases = source.cases(
+            part, [self.samples[row] for row in rows], self.outputs[rows], [chosen[row] for row in rows], failures
+        )
+        open_row: int | None = None
+        for case in cases:
+            row = places[case.sample.name]
+            if open_row is not None and open_row != row:  # all classes of the image before are done
+                self._finish(open_row, task, cells, failures)
+            open_row = row
+            self._add(case, row, task, cells)
+        if not cells and len(rows) > 1 and len(failures) >= len(rows):  # one of them may be to blame
+            for row in rows:
+                self._judge(task, [row], chosen)
+            return
+        for row in rows:
+            self._finish(row, task, cells, failures)
+
+    def _add(self, case: Case, row: int, task: _Task, cells: dict[tuple[int, str], Line]) -> None:
+        """Judges one map by all protocols of the task."""
+        image = self.ready[row].image
+        kept = self._keep(case, image)
+        with suppress(Exception):  # the protocol to blame will meet it again, and it alone
+            prepare(case, task.protocols)
+        score = float(case.scores(case.sample.clean[None])[0])
+        for protocol in task.protocols:
+            found = Scores()
+            judge(case, [protocol], found, Exception)
+            if (row, protocol.name) not in cells:
+                cells[row, protocol.name] = self._line(case, image, protocol, task.word)
+            cell = cells[row, protocol.name]
+            cell["found"].append(
+                {
+                    "target": case.target,
+                    "score": _rounded(score, 6),
+                    "rows": [[r.metric, r.reference, r.value] for r in found.rows],
+                    "curves": [_thinned(curve) for curve in found.curve_rows],
+                    **({"map": kept} if kept else {}),
+                }
+            )
+            cell["failures"] += [[failure.metric, failure.reason] for failure in found.failures]
+
+    def _line(self, case: Case, image: BenchImage, protocol: Metrics, word: str) -> Line:
+        return self.all_.cells.line(
+            image,
+            case.method,
+            protocol.name,
+            word,
+            seconds=_rounded(case.seconds, 6),
+            forward=case.forward_images,
+            backward=case.backward_images,
+            **({"picture": self.pictures[image.id]} if image.id in self.pictures else {}),
+        )
+
+    def _keep(self, case: Case, image: BenchImage) -> list[Any] | None:
+        if self.all_.maps == "none":
+            return None
+        if image.id not in self.pictures:
+            pixels = case.sample.pixels.clamp(0, 1).float().cpu()
+            picture = to_pil_image(pixels if len(pixels) in (1, 3) else pixels.mean(dim=0, keepdim=True))
+            self.pictures[image.id] = self.all_.sink.keep_picture(picture.convert("RGB"))
+        return self.all_.sink.keep_map(case.values.detach().cpu().float().numpy(), self.all_.maps)
+
+    def _finish(self, row: int, task: _Task, cells: dict[tuple[int, str], Line], failures: list[Failure]) -> None:
+        """Delivers the cells of one image; a map that could not be made is a cell with a reason."""
+        image = self.ready[row].image
+        reasons = [[f.metric, f.reason] for f in (*self.failures, *failures) if f.image == image.id]
+        done = []
+        for protocol in task.protocols:
+            cell = cells.pop((row, protocol.name), None)
+            if cell is None:
+                cell = self.all_.cells.line(image, str(task.method), protocol.name, task.word)
+                if cell["key"] in self.delivered:
+                    continue
+            cell["failures"] = [*reasons, *cell["failures"]]
+            done.append(cell)
+            self.delivered.add(cell["key"])
+            self.known[image.id, str(task.method), protocol.name] = cell
+        if done:
+            self.all_.deliver(done)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _thinned(curve: CurveRow) -> list[Any]:
+    """Kind, reference, shares of pixels and scores, at as many points as a figure needs."""
+    count = len(curve.fractions)
+    places = np.unique(np.linspace(0, count - 1, min(count, _CURVE_POINTS)).round().astype(int)).tolist()
+    return [
+        curve.kind,
+        curve.reference,
+        [round(curve.fractions[i], 5) for i in places],
+        [round(curve.scores[i], 5) for i in places],
+    ]

@@ -1,0 +1,161 @@
+"""The images of a plan, chosen and checked, or the mosaics that are made of them; and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from aha.bench import layouts  # noqa: F401  # registers the kinds of data
+from aha.bench.data import BenchImage, choose, find_data, mda_filter
+from aha.bench.plan import Plan
+from aha.errors import MetricError, SpecError, TargetError
+from aha.explanation import Subject
+from aha.images import read_image
+from aha.labelled import Lazy
+from aha.models import TargetModel
+from aha.mosaics import Cell, Mosaic, build_mosaics
+from aha.preprocessing import Geometry
+from aha.protocols import Protocol
+from aha.results import result_key
+from aha.targets import resolve_targets
+from aha.truth import Truth, check_truth
+
+GRID = "grid"
+"""The kind of target of mosaics: all classes in them."""
+_MOSAIC_SIDE = 2
+# Settings of a plan that decide which images a filter keeps.
+_CHOOSES = ("data", "limit", "filter", "img_size", "fit", "score", "precision")
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An image that has been read: model input (C, H, W), its geometry and, for a mosaic, its cells."""
+
+    image: BenchImage
+    inputs: Tensor
+    subject: Subject
+    cells: dict[int, Cell] | None = None
+
+
+class Subjects:
+    """What one model's plan looks at.
+
+    Attributes:
+        images: all images of the plan.
+        kept: names of the images that a filter keeps; none without a filter.
+        words: kinds of target, in the order in which they are done.
+        count: number of images, or of the mosaics that are made of them.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: TargetModel,
+        protocols: Sequence[Protocol],
+        earlier: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        self._plan, self._model = plan, model
+        self.kept: list[str] | None = None
+        self.images = self._chosen(find_data(plan.data, model), earlier)
+        self.are_mosaics = any("grid" in protocol.needs for protocol in protocols)
+        self._has_masks = all(image.mask for image in self.images)
+        self._has_boxes = any(image.boxes for image in self.images)
+        self._check_truth(protocols)
+        self.words = (GRID,) if self.are_mosaics else tuple(dict.fromkeys(sorted(plan.targets, key=_label_last)))
+        self._check_targets()
+        self.count = len(self.images) // _MOSAIC_SIDE**2 if self.are_mosaics else len(self.images)
+
+    def mosaics(self, share: tuple[int, int]) -> Iterator[BenchImage]:
+        """The mosaics of a process, made of the images as they are needed."""
+
+        def picture(index: int) -> tuple[Image.Image, int]:
+            image = self.images[index]
+            assert image.label is not None
+            return read_image(image.read()), image.label
+
+        pictures: Any = Lazy(len(self.images), picture)
+        built = build_mosaics(self._model, pictures, count=self.count, n=_MOSAIC_SIDE, seed=self._plan.seed)
+        for index, mosaic in enumerate(built):
+            if index % share[1] == share[0]:
+                names = "+".join(self.images[source].id for source in mosaic.sources)
+                yield BenchImage(f"mosaic-{index:05d}-{result_key(names)[:8]}", partial(_same, mosaic))
+
+    def read(self, image: BenchImage) -> Ready:
+        """Reads an image or a mosaic and makes the model's input of it."""
+        content = image.read()
+        if isinstance(content, Mosaic):
+            inputs = content.inputs(self._model)
+            geometry = Geometry.identity((inputs.shape[-2], inputs.shape[-1]))
+            return Ready(image, inputs, Subject(image.id, content.image, geometry), content.cells)
+        picture = read_image(content)
+        inputs, geometry = self._model.stated_preprocessing()(picture)
+        return Ready(image, inputs, Subject(image.id, picture, geometry))
+
+    def truth(self, ready: Sequence[Ready]) -> Truth:
+        """Masks, boxes and cells of images that have been read; masks are read when they are asked for."""
+
+        def mask(index: int) -> NDArray[Any]:
+            read = ready[index].image.mask
+            assert read is not None
+            try:
+                return read()
+            except (OSError, ValueError, KeyError) as error:
+                raise MetricError(f"cannot read the mask of {ready[index].image.id}: {error}") from None
+
+        if self.are_mosaics:
+            return Truth(None, None, [r.cells or {} for r in ready])
+        return Truth(
+            Lazy(len(ready), mask) if self._has_masks else None,
+            [r.image.boxes for r in ready] if self._has_boxes else None,
+        )
+
+    def _chosen(self, images: list[BenchImage], earlier: Sequence[dict[str, Any]]) -> list[BenchImage]:
+        """The plan's choice; what a filter kept when the run was begun is not computed again."""
+        plan = self._plan
+        if plan.filter == "none":
+            return choose(images, plan.limit, plan.seed)
+        wanted = {name: plan.as_dict().get(name) for name in _CHOOSES}
+        for entry in earlier:
+            same = entry["digest"] == self._model.digest and entry["kept"]
+            if same and {name: entry["plan"].get(name) for name in _CHOOSES} == wanted:
+                self.kept = entry["kept"]
+        if self.kept is None:
+            self.kept = mda_filter(self._model, images, plan.limit, plan.batch_size)
+        if not self.kept:
+            raise SpecError(f"the filter {plan.filter!r} keeps none of the images of {plan.data}")
+        kept = set(self.kept)
+        return [image for image in images if image.id in kept]
+
+    def _check_truth(self, protocols: Sequence[Protocol]) -> None:
+        if not self.are_mosaics:
+            check_truth(protocols, Truth([()] if self._has_masks else None, [()] if self._has_boxes else None))
+            return
+        if not all("grid" in protocol.needs for protocol in protocols):
+            raise MetricError("grid protocols judge mosaics made of the images; give them a plan of their own")
+        if len(self.images) < _MOSAIC_SIDE**2 or any(image.label is None for image in self.images):
+            raise MetricError(f"mosaics need at least {_MOSAIC_SIDE**2} images, all of them with labels")
+
+    def _check_targets(self) -> None:
+        for word in self.words:
+            if word == "label" and any(image.label is None for image in self.images):
+                raise TargetError(
+                    f"target 'label' needs labels, which {self._plan.data} does not give for {self._model.spec}"
+                )
+            if word not in ("label", GRID):
+                resolve_targets(word, self._model, torch.zeros(1, self._model.num_classes), None)
+
+
+def _label_last(word: str) -> bool:
+    """The predicted class first: where it is the true one, the true one's cells are known already."""
+    return word == "label"
+
+
+def _same(mosaic: Mosaic) -> Mosaic:
+    return mosaic

@@ -1,0 +1,70 @@
+"""Images that tell methods apart, or on which all of them fail: what a report shows of the maps that were kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from aha.bench.runs import Group, Run
+from aha.bench.store import read_map, read_picture
+from aha.bench.tables import better, headline
+from aha.gallery import embedded
+from aha.render import overlay
+
+_MOST_CASES, _MOST_COLUMNS = 6, 8
+_WIDTH = 320  # twice what the page shows, for dense screens
+
+
+@dataclass(frozen=True)
+class Telling:
+    """An image that tells methods apart, or on which all of them fail."""
+
+    why: str
+    image: str
+    target: str
+    score: float
+    picture: str
+    cells: Sequence[tuple[str, str, float | None]]
+
+
+def telling_images(run: Run, group: Group) -> list[Telling]:
+    """Images on which methods disagree most, and those on which even the best does badly; needs kept maps."""
+    chosen = headline(group)
+    if chosen is None or not group.maps:
+        return []
+    sign = 1 if better(chosen[1][0]) == "higher" else -1
+    by_image: dict[tuple[str, int], dict[str, float]] = {}
+    for method, found in group.values[chosen].items():
+        for name, value in found.items():
+            _, drawn = group.maps.get(name[0], {}).get(method, ([], None))
+            if drawn == name[1] and name[0] in group.pictures:  # of several classes, the one whose map is known
+                by_image.setdefault(name, {})[method] = value
+    full = {name: found for name, found in by_image.items() if len(found) > 1}
+    apart = sorted(full, key=lambda name: min(full[name].values()) - max(full[name].values()))
+    hopeless = sorted(full, key=lambda name: max(sign * value for value in full[name].values()))
+    picked = dict.fromkeys(apart[: _MOST_CASES // 2], "where the methods disagree most")
+    for name in hopeless[:_MOST_CASES]:
+        if len(picked) < _MOST_CASES:
+            picked.setdefault(name, "where even the best method scores least")
+    cases = []
+    for (image, target), why in picked.items():
+        values = full[image, target]
+        order = sorted(values, key=lambda method: -sign * values[method])
+        if len(order) > _MOST_COLUMNS:
+            order = [*order[: _MOST_COLUMNS // 2], *order[-_MOST_COLUMNS // 2 :]]
+        try:
+            picture = read_picture(run.folder, group.pictures[image])
+            cells = [(method, _drawn(run, picture, group.maps[image][method][0]), values[method]) for method in order]
+        except (OSError, ValueError):
+            continue  # maps that were moved away are no reason for not having a report
+        label, score = run.class_name(group.model, target), group.facts[image, target].score
+        cases.append(Telling(why, image, label, score, embedded(picture, _WIDTH), cells))
+    return cases
+
+
+def _drawn(run: Run, picture: Image.Image, where: list[Any]) -> str:
+    return embedded(overlay(picture, np.nan_to_num(read_map(run.folder, where)), opacity=0.7), _WIDTH)
