@@ -62,7 +62,7 @@ def test_resume_judges_only_what_is_new(photos: Path, tmp_path: Path) -> None:
     assert [row["value"] for row in rows(out) if row["image"].endswith("a.png")] == ["0.123"]
     assert len(rows(out)) == 3
     result = run(photos, *MODEL, "--metrics", "sparseness", "--method", "gradient", "--out", out, code=1)
-    assert "another model, protocol or seed" in result.output
+    assert "another model, protocol, seed or setting" in result.output
 
 
 def test_csv_with_labels_masks_and_boxes(photos: Path, tmp_path: Path) -> None:
