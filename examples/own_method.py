@@ -1,6 +1,6 @@
 """A method of your own: a frozen dataclass with one formula. Everything else is there already.
 
-    python examples/own_method.py [FOLDER]
+python examples/own_method.py [FOLDER]
 """
 
 import sys

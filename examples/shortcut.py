@@ -3,8 +3,8 @@
     python examples/shortcut.py [FOLDER]
 
 Two small networks learn to tell pieces of one photograph (grass) from pieces of another (gravel). For the first
-network every piece of grass carries a yellow sticker; for the second, stickers are on half of both. Accuracy on pictures
-made like the training pictures does not tell the two apart. Explanations do.
+network every piece of grass carries a yellow sticker; for the second, stickers are on half of both. Accuracy on
+pictures made like the training pictures does not tell the two apart. Explanations do.
 """
 
 import sys
