@@ -1,4 +1,4 @@
-"""Draws `images/curves.png`: what the network sees while pixels go, and the curves that this gives.
+"""Draws `images/curves.jpg`: what the network sees while pixels go, and the curves that this gives.
 
     python docs/draw_curves.py
 
@@ -20,7 +20,7 @@ from aha.references import load_reference
 METHODS = {"grad_cam": "tab:red", "center_map": "tab:blue", "random_map": "tab:grey"}
 SHOWN = {"grad_cam": "Grad-CAM", "random_map": "random order"}
 GONE, STEPS, REFERENCE = (0.05, 0.2, 0.5), 16, "blur(kernel=31, sigma=10.0)"
-OUT = Path(__file__).parent / "images" / "curves.png"
+OUT = Path(__file__).parent / "images" / "curves.jpg"
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def main() -> None:
         axis.legend(fontsize=8)
     axes[0].set_ylabel(f"probability of “{first.labels[0]}”")
     OUT.parent.mkdir(exist_ok=True)
-    figure.savefig(OUT, dpi=110, pil_kwargs={"optimize": True})
+    figure.savefig(OUT, dpi=110, pil_kwargs={"quality": 88, "optimize": True})
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ def main(out: Path) -> int:
     plan = Plan(
         model="demo:efficientnet_lite0",
         data=str(pictures),
-        methods=("grad_cam", "aha", "center_map"),
-        metrics=("ins_del(steps=6)",),
+        methods=("grad_cam", "center_map"),
+        metrics=("ins_del(steps=5)",),
         batch_size=8,
         title="Two photographs",
     )

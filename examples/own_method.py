@@ -34,14 +34,14 @@ class GradientEnergy(Method):
 def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     model = aha.load_model("demo:efficientnet_lite0")
-    cat, coffee = photographs(["chelsea.png", "coffee.png"])
+    (cat,) = photographs(["chelsea.png"])
 
     # Parameters are part of the text, and wrappers take the new method like any other.
     for name, text in {"cells": "gradient_energy(cell=32)", "smooth": "smooth(gradient_energy, n=4)"}.items():
         aha.explain(model, cat, text).overlay().save(out / f"{name}.png")
 
     methods = ["gradient_energy", "random_map"]
-    print(aha.evaluate(model, [cat, coffee], methods, "ins_del(steps=6)").to_markdown())
+    print(aha.evaluate(model, cat, methods, "ins_del(steps=5)").to_markdown())
 
 
 if __name__ == "__main__":
