@@ -60,7 +60,7 @@ def scenes(count: int, seed: int) -> list[Tensor]:
     return [torch.stack(parts) for parts in zip(*(scene(generator) for _ in range(count)), strict=True)]
 
 
-def trained(steps: int = 150) -> Network:
+def trained(steps: int = 250) -> Network:
     """The network after some seconds of training."""
     torch.manual_seed(0)
     network = Network()

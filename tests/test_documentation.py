@@ -114,10 +114,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "photos").mkdir()
     for seed, name in enumerate(("cat.jpg", "lynx.jpg", "a.jpg", "b.jpg", "photos/1.jpg", "photos/2.jpg")):
         picture(tmp_path / name, seed, (80, 70))
-    for name in ("train.csv", "images.csv"):
-        (tmp_path / name).write_text(
-            "file,label\n" + "".join(f"photos/{n}.jpg,{n}\na.jpg,3\nb.jpg,4\n" for n in (1, 2))
-        )
+    rows = [f"{name},{label}\n" for label, name in enumerate(("photos/1.jpg", "photos/2.jpg", "a.jpg", "b.jpg"))]
+    (tmp_path / "train.csv").write_text("file,label\n" + "".join(rows))
+    (tmp_path / "images.csv").write_text("file,label\n" + "".join(rows[:2]))
 
     def refuse(*args: Any, **options: Any) -> Any:
         raise AssertionError("the documentation reached for the network")
