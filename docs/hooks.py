@@ -16,7 +16,8 @@ from aha import catalogue
 from aha.methods import METHODS
 from aha.metrics import METRICS
 
-RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parent
+RESULTS = DOCS / "results"
 _MARKER = re.compile(r"<!-- generated: (\w+) -->")
 _ARROWS = {"higher": "↑", "lower": "↓"}
 
@@ -27,8 +28,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def methods() -> str:
-    """Every registered method, by family, with what it needs, costs and computes."""
-    costs = {row["method"]: row for row in read("method_cost.csv")}
+    """Every registered method, by family: needs, cost, and its idea, or its docstring where none is written down."""
+    costs = {row["method"]: row for row in read(RESULTS / "method_cost.csv")}
+    ideas = {row["method"]: row["idea"] for row in read(DOCS / "ideas.csv")}
     parts = []
     for family, entries in _by_family(catalogue.methods()).items():
         rows = [
@@ -36,14 +38,12 @@ def methods() -> str:
                 f"`{entry.name}`",
                 ", ".join(entry.needs) or "nothing",
                 cost_of(costs.get(entry.name)),
-                entry.summary,
+                ideas.get(entry.name, entry.summary),
                 entry.details["citation"],
             )
             for entry in entries
         ]
-        parts.append(
-            f"### {family.capitalize()}\n\n{table(('method', 'needs', 'cost', 'what it computes', 'source'), rows)}"
-        )
+        parts.append(f"### {family.capitalize()}\n\n{table(('method', 'needs', 'cost', 'idea', 'source'), rows)}")
     return "\n\n".join(parts)
 
 
@@ -58,7 +58,7 @@ def cost_of(row: dict[str, str] | None) -> str:
 def scores() -> str:
     """Measured scores, one table per model, best first; a sentence where none are kept."""
     found: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for row in read("scores_summary.csv"):
+    for row in read(RESULTS / "scores_summary.csv"):
         found[row["model"]].append(row)
     if not found:
         return "No table of scores is kept with this version; measure [on your images](bench.md)."
@@ -128,9 +128,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def read(name: str) -> list[dict[str, str]]:
-    """Rows of a CSV file among the results; none if it is not there."""
-    path = RESULTS / name
+def read(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file; none if it is not there."""
     if not path.is_file():
         return []
     with path.open(encoding="utf-8", newline="") as file:

@@ -47,8 +47,14 @@ def test_tables_are_complete(hooks: ModuleType) -> None:
         assert len(columns) == 1
 
 
+def test_ideas_are_those_of_methods_that_exist(hooks: ModuleType) -> None:
+    ideas = {row["method"]: row["idea"] for row in hooks.read(hooks.DOCS / "ideas.csv")}
+    assert set(ideas) <= set(METHODS)
+    assert f"| {ideas['grad_cam']} |" in hooks.methods()
+
+
 def test_costs_were_counted_for_nearly_all_methods(hooks: ModuleType) -> None:
-    counted = {row["method"]: row for row in hooks.read("method_cost.csv")}
+    counted = {row["method"]: row for row in hooks.read(hooks.RESULTS / "method_cost.csv")}
     assert set(counted) <= set(METHODS), "counted under an old name; run benchmarks/method_cost.py again"
     assert len(counted) > 0.9 * len(METHODS)
     assert hooks.cost_of(counted["random_map"]) == "0"
