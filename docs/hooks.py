@@ -105,11 +105,14 @@ def metrics() -> str:
 
 def protocols() -> str:
     """Every named protocol with all its choices."""
-    rows = [
-        (f"`{entry.name}`", entry.summary, "<br>".join(f"`{text}`" for text in entry.details["metrics"]))
-        for entry in catalogue.protocols()
-    ]
+    rows = [(f"`{entry.name}`", entry.summary, _folded(entry.details["metrics"])) for entry in catalogue.protocols()]
     return table(("protocol", "note", "in full"), rows)
+
+
+def _folded(texts: Sequence[str]) -> str:
+    """Long texts that open at a click."""
+    count = f"{len(texts)} metric{'s' * (len(texts) != 1)}"
+    return f"<details><summary>{count}</summary>{'<br>'.join(f'`{text}`' for text in texts)}</details>"
 
 
 def method_reference() -> str:
