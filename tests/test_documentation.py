@@ -38,7 +38,7 @@ from aha.models import load
 from aha.models.sources import Loaded, imagenet_names
 from aha.preprocessing import Preprocessing
 from command_line import picture
-from test_layers import LAYERS
+from test_layers import DOORS, LAYERS
 
 ROOT = Path(__file__).parents[1]
 if not (ROOT / "docs").is_dir():
@@ -247,3 +247,12 @@ def test_diagram_shows_the_layers() -> None:
     (diagram,) = (block for block in BLOCKS["docs/architecture.md"] if block.language == "text")
     drawn = [set(line.split()) for line in diagram.text.splitlines()]
     assert drawn == [set(line.split()) for line in reversed(LAYERS.strip().splitlines())]
+
+
+def test_doors_are_listed() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.+?) \| (.+?) \|$", text, re.MULTILINE)
+    listed = {
+        library: set(re.findall(r"`(\w+)`", units)) for row, units in rows for library in row.strip("`").split("`, `")
+    }
+    assert listed == DOORS
