@@ -4,7 +4,7 @@
 # plan.toml
 model = "timm:resnet18"            # or a list of models, each with the same work
 data = "imagenet:/data/imagenet"   # see aha.bench.data
-methods = ["grad_cam", "rise(masks=4000)", "center_map"]
+methods = ["grad_cam", "rise(n=4000)", "center_map"]
 metrics = ["aha", "cost"]
 targets = ["top1", "label"]        # reported apart
 limit = 1000

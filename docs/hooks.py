@@ -1,0 +1,152 @@
+"""What the site takes from the package while it is built, so that it cannot grow old.
+
+A comment in a page, `<!-- generated: NAME -->`, is replaced by what the function of that name below returns.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aha import catalogue
+from aha.methods import METHODS
+from aha.metrics import METRICS
+
+DOCS = Path(__file__).parent
+RESULTS = DOCS / "results"
+_MARKER = re.compile(r"<!-- generated: (\w+) -->")
+_ARROWS = {"higher": "↑", "lower": "↓"}
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """mkdocs calls this with the text of every page."""
+    return _MARKER.sub(lambda found: GENERATED[found.group(1)](), markdown)
+
+
+def methods() -> str:
+    """Every registered method, by family: needs, cost, and its idea, or its docstring where none is written down."""
+    costs = {row["method"]: row for row in read(RESULTS / "method_cost.csv")}
+    ideas = {row["method"]: row["idea"] for row in read(DOCS / "ideas.csv")}
+    parts = []
+    for family, entries in _by_family(catalogue.methods()).items():
+        rows = [
+            (
+                f"`{entry.name}`",
+                ", ".join(entry.needs) or "nothing",
+                cost_of(costs.get(entry.name)),
+                ideas.get(entry.name, entry.summary),
+                entry.details["citation"],
+            )
+            for entry in entries
+        ]
+        parts.append(f"### {family.capitalize()}\n\n{table(('method', 'needs', 'cost', 'idea', 'source'), rows)}")
+    return "\n\n".join(parts)
+
+
+def cost_of(row: dict[str, str] | None) -> str:
+    """Images that pass forwards and backwards through the model for one map, as counted."""
+    if row is None:
+        return ""
+    forward, backward = int(row["forward"]), int(row["backward"])
+    return f"{forward:,} + {backward:,}".replace(",", "\u202f") if backward else f"{forward:,}".replace(",", "\u202f")
+
+
+def scores() -> str:
+    """Measured scores, one table per model, best first; a sentence where none are kept."""
+    found: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for row in read(RESULTS / "scores_summary.csv"):
+        found[row["model"]].append(row)
+    if not found:
+        return "No table of scores is kept with this version; measure [on your images](bench.md)."
+    return "\n\n".join(f"**{model}**\n\n{_score_table(rows)}" for model, rows in found.items())
+
+
+def _score_table(rows: Iterable[dict[str, str]]) -> str:
+    heads = ("method", "Ins-Del ↑", "Deletion ↓", "Insertion ↑", "seconds", "forward", "backward", "n")
+    ordered = sorted(rows, key=lambda row: -float(row["ins_del"]))
+    return table(heads, [_score_cells(row) for row in ordered])
+
+
+def _score_cells(row: dict[str, str]) -> tuple[str, ...]:
+    error = f" ± {float(row['ins_del_se']):.3f}" if row.get("ins_del_se") else ""
+    return (
+        f"`{row['method']}`",
+        f"{float(row['ins_del']):.3f}{error}",
+        f"{float(row['deletion']):.3f}",
+        f"{float(row['insertion']):.3f}",
+        row.get("seconds", ""),
+        row.get("forward", ""),
+        row.get("backward", ""),
+        row["n"],
+    )
+
+
+def metrics() -> str:
+    """Every registered metric, its columns with their direction, and what it asks of the images."""
+    rows = [
+        (
+            f"`{entry.name}`",
+            ", ".join(
+                f"{column} {_ARROWS.get(direction, '')}".strip()
+                for column, direction in entry.details["columns"].items()
+            ),
+            ", ".join(entry.needs) or "nothing",
+            entry.summary,
+            entry.details["citation"],
+        )
+        for entry in catalogue.metrics()
+    ]
+    return table(("metric", "columns", "needs", "what it measures", "source"), rows)
+
+
+def protocols() -> str:
+    """Every named protocol with all its choices."""
+    rows = [(f"`{entry.name}`", entry.summary, _folded(entry.details["metrics"])) for entry in catalogue.protocols()]
+    return table(("protocol", "note", "in full"), rows)
+
+
+def _folded(texts: Sequence[str]) -> str:
+    """Long texts that open at a click."""
+    count = f"{len(texts)} metric{'s' * (len(texts) != 1)}"
+    return f"<details><summary>{count}</summary>{'<br>'.join(f'`{text}`' for text in texts)}</details>"
+
+
+def method_reference() -> str:
+    """A place for each method's docstring."""
+    return "\n\n".join(f"::: {METHODS[name].__module__}.{METHODS[name].__name__}" for name in METHODS)
+
+
+def metric_reference() -> str:
+    """A place for each metric's docstring."""
+    return "\n\n".join(f"::: {METRICS[name].__module__}.{METRICS[name].__name__}" for name in METRICS)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; bars inside cells are escaped."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file; none if it is not there."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _by_family(entries: Iterable[catalogue.Entry]) -> dict[str, list[catalogue.Entry]]:
+    found: dict[str, list[catalogue.Entry]] = defaultdict(list)
+    for entry in entries:
+        found[entry.family].append(entry)
+    return dict(sorted(found.items()))
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    function.__name__: function
+    for function in (methods, scores, metrics, protocols, method_reference, metric_reference)
+}

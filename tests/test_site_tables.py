@@ -1,0 +1,74 @@
+"""What the site generates: complete tables, with scores and without."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from aha.methods import METHODS
+from aha.metrics import METRICS
+from aha.protocols import PROTOCOLS
+
+DOCS = Path(__file__).parents[1] / "docs"
+if not DOCS.is_dir():
+    pytest.skip("the documentation is part of the source tree, not of the package", allow_module_level=True)
+
+SCORES = """model,method,n,deletion,insertion,ins_del,ins_del_se,seconds,forward,backward
+timm:resnet18,random_map,10,0.133,0.133,0.0,0.001,0.1,0,0
+timm:resnet18,grad_cam,10,0.137,0.483,0.346,0.014,0.2,1,1
+"""
+
+
+@pytest.fixture
+def hooks(tmp_path: Path) -> ModuleType:
+    spec = spec_from_file_location("site_hooks", DOCS / "hooks.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_marker_is_known(hooks: ModuleType) -> None:
+    pages = [path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")]
+    markers = {name for page in pages for name in re.findall(r"<!-- generated: (\w+) -->", page)}
+    assert markers == set(hooks.GENERATED)
+    assert "<!-- generated" not in "".join(hooks.on_page_markdown(page) for page in pages)
+
+
+def test_tables_are_complete(hooks: ModuleType) -> None:
+    for made, registry in ((hooks.methods(), METHODS), (hooks.metrics(), METRICS), (hooks.protocols(), PROTOCOLS)):
+        rows = re.findall(r"^\| `(\w+)` \|", made, re.MULTILINE)
+        assert sorted(rows) == sorted(registry)
+        columns = {line.replace("\\|", "").count("|") for line in made.splitlines() if line.startswith("|")}
+        assert len(columns) == 1
+
+
+def test_ideas_are_those_of_methods_that_exist(hooks: ModuleType) -> None:
+    ideas = {row["method"]: row["idea"] for row in hooks.read(hooks.DOCS / "ideas.csv")}
+    assert set(ideas) <= set(METHODS)
+    assert f"| {ideas['grad_cam']} |" in hooks.methods()
+
+
+def test_costs_were_counted_for_nearly_all_methods(hooks: ModuleType) -> None:
+    counted = {row["method"]: row for row in hooks.read(hooks.RESULTS / "method_cost.csv")}
+    assert set(counted) <= set(METHODS), "counted under an old name; run benchmarks/method_cost.py again"
+    assert len(counted) > 0.9 * len(METHODS)
+    assert hooks.cost_of(counted["random_map"]) == "0"
+    assert hooks.cost_of(counted["grad_cam"]) == "1 + 1"
+
+
+def test_scores_are_shown_best_first_where_there_are_any(
+    hooks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "RESULTS", tmp_path)
+    assert "measure" in hooks.scores()
+    assert "|" not in hooks.scores()
+    (tmp_path / "scores_summary.csv").write_text(SCORES)
+    shown = hooks.scores()
+    assert "**timm:resnet18**" in shown
+    assert "| 0.346 ± 0.014 | 0.137 | 0.483 |" in shown
+    assert shown.index("`grad_cam`") < shown.index("`random_map`")
