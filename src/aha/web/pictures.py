@@ -25,6 +25,7 @@ from aha.errors import ImageError
 from aha.explanation import Subject
 from aha.images import find_images, read_image
 from aha.models import TargetModel
+from aha.preprocessing import Geometry
 from aha.web.store import Store
 
 MAX_UPLOAD = 32 * 2**20
@@ -75,12 +76,13 @@ class Pictures:
         return record
 
     def add_file(self, path: Path) -> dict[str, Any]:
-        """Takes a file of a named folder as a picture.
+        """Takes a file of a named folder as a picture; a relative path is looked for in each of them.
 
         Raises:
             ImageError: It lies elsewhere, is too large, or is no picture.
         """
-        real = path.resolve()
+        here = [folder / path for folder in self._folders if (folder / path).is_file()]
+        real = (here[0] if here else path).resolve()
         if not any(folder in real.parents for folder in self._folders):
             raise ImageError(f"{path} lies outside the folders that may be read; start with --images FOLDER to open it")
         return self.add(_content(real), path.name)
@@ -138,6 +140,12 @@ def model_view(batch: Batch, model: TargetModel) -> Tensor:
     """What the model sees of a batch of one, as pixels (C, H, W) in [0, 1]."""
     with torch.no_grad():
         return model.to_pixels(batch.inputs)[0]
+
+
+def seen_window(geometry: Geometry) -> dict[str, float]:
+    """The part of a picture that the model sees, in shares of its sides; beyond 0 and 1 where it is padded."""
+    (height, width), (top, left, bottom, right) = geometry.original, geometry.box
+    return {"top": top / height, "left": left / width, "bottom": bottom / height, "right": right / width}
 
 
 def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:

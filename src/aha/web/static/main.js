@@ -57,8 +57,9 @@ function drawStrip() {
   }, make("img", { src: `/api/pictures/${one.key}/thumbnail`, alt: "", loading: "lazy" }))));
 }
 
-/** Shows a picture; for a class and a method where it is known what to look at. */
-async function openPicture(record, { target = null, method = null } = {}) {
+/** Shows a picture; with a model, for a class and by a method where it is known what to look at. */
+async function openPicture(record, { target = null, method = null, model: wanted = "" } = {}) {
+  if (about.models.some((one) => one.name === wanted)) chooseModel(wanted);
   state.picture = record.key;
   state.target = target;
   state.rivals = [];
@@ -81,6 +82,8 @@ async function showPicture() {
   refine.reset();
   contrast.reset();
   selectTab(state.tab);
+  $("frame").hidden = $("frame-note").hidden = true;
+  showFrame(turn).catch((error) => turn === generation && say(error.message));
   try {
     const found = await ask("/api/classes", { picture: state.picture, model: state.model });
     if (turn !== generation) return;
@@ -94,6 +97,18 @@ async function showPicture() {
   } catch (error) {
     if (turn === generation && !(error instanceof Stopped)) say(error.message);
   }
+}
+
+/** Draws a frame around the part of the whole picture that the model sees, unless that is all of it. */
+async function showFrame(turn) {
+  const window = await get(`/api/pictures/${state.picture}/window?${new URLSearchParams({ model: state.model })}`);
+  if (turn !== generation) return;
+  const [top, left] = [window.top, window.left].map((start) => Math.max(0, start));
+  const [bottom, right] = [window.bottom, window.right].map((end) => Math.min(1, end));
+  const isCut = (bottom - top) * (right - left) < 0.995;
+  $("frame").hidden = $("frame-note").hidden = !isCut;
+  const places = { top, left, width: right - left, height: bottom - top };
+  for (const [name, share] of Object.entries(places)) $("frame").style[name] = `${share * 100}%`;
 }
 
 async function learnName(index) {
