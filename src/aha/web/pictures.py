@@ -32,7 +32,7 @@ MAX_UPLOAD = 32 * 2**20
 MAX_PIXELS = 50_000_000
 _KEPT_PIXELS = 60_000_000  # of decoded pictures in memory
 _LONGEST_NAME = 120
-_THUMBNAIL = 512
+_THUMBNAIL, _SMALL_THUMBNAIL = 512, 320  # pixels of the longer side
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Pictures:
         self._store = store
         self.examples = list(examples)
         self._folders = [folder.resolve() for folder in folders]
-        self._lock = threading.Lock()  # decodes one picture at a time: each may take hundreds of megabytes
+        self._lock = threading.RLock()  # one whole picture at a time: each may take hundreds of megabytes
         self._decoded: OrderedDict[str, Image.Image] = OrderedDict()
 
     def add(self, content: bytes, name: str) -> dict[str, Any]:
@@ -106,11 +106,26 @@ class Pictures:
             self._decoded.move_to_end(key)
             return self._decoded[key]
 
+    def thumbnail(self, key: str) -> bytes:
+        """The whole picture, small, as a JPEG."""
+        with self._lock:
+            return thumbnail(self.image(key))
+
+    def example_thumbnail(self, number: int) -> bytes:
+        """An example, smaller still."""
+        with self._lock:
+            return thumbnail(read_image(self.examples[number].path), _SMALL_THUMBNAIL)
+
+    def prepared(self, key: str, model: TargetModel) -> tuple[Tensor, Geometry]:
+        """The picture as a model's input (1, C, H, W), and where that lies in it."""
+        with self._lock:
+            inputs, geometry = model.stated_preprocessing()(self.image(key))
+            return inputs[None], geometry
+
     def batch(self, key: str, model: TargetModel) -> Batch:
-        """The picture as a batch of one for a model."""
-        image = self.image(key)
-        inputs, geometry = model.stated_preprocessing()(image)
-        return Batch(inputs[None], [Subject(self.record(key)["name"], image, geometry)])
+        """The picture as a batch of one for a model. It holds the whole picture: for jobs, of which few run at once."""
+        inputs, geometry = self.prepared(key, model)
+        return Batch(inputs, [Subject(self.record(key)["name"], self.image(key), geometry)])
 
     def _keep(self, key: str, image: Image.Image) -> None:
         self._decoded[key] = image
@@ -126,9 +141,9 @@ def find_examples(folders: Iterable[Path], most: int = 500) -> list[Example]:
 
 def thumbnail(image: Image.Image, side: int = _THUMBNAIL) -> bytes:
     """A JPEG with at most so many pixels on the longer side."""
-    small = image.copy()
-    small.thumbnail((side, side), Image.Resampling.LANCZOS)
-    return _encoded(small, "JPEG", quality=88)
+    scale = min(1.0, side / max(image.size))
+    size = [max(1, round(length * scale)) for length in image.size]
+    return _encoded(image.resize((size[0], size[1]), Image.Resampling.LANCZOS), "JPEG", quality=88)
 
 
 def as_png(pixels: Tensor) -> bytes:
@@ -136,10 +151,10 @@ def as_png(pixels: Tensor) -> bytes:
     return _encoded(to_pil_image(pixels.detach().clamp(0, 1).float().cpu()).convert("RGB"), "PNG")
 
 
-def model_view(batch: Batch, model: TargetModel) -> Tensor:
-    """What the model sees of a batch of one, as pixels (C, H, W) in [0, 1]."""
+def model_view(inputs: Tensor, model: TargetModel) -> Tensor:
+    """What the model sees in an input (1, C, H, W), as pixels (C, H, W) in [0, 1]."""
     with torch.no_grad():
-        return model.to_pixels(batch.inputs)[0]
+        return model.to_pixels(inputs)[0]
 
 
 def seen_window(geometry: Geometry) -> dict[str, float]:

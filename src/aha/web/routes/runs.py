@@ -29,9 +29,15 @@ def run_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
         return answer(chosen(request).overview())
 
     def images(request: Request) -> Response:
-        """Its images by one method and metric."""
+        """Its images by one method and metric; their classes in words if its model is on offer."""
+        run = chosen(request)
         method, metric = (request.query_params.get(name, "") for name in ("method", "metric"))
-        return answer({"images": chosen(request).images(method, metric)})
+        found = run.images(method, metric)
+        if (served := bench.served.get(run.model)) is not None:
+            known = range(served.model.num_classes)
+            for one in found:
+                one["label"] = served.model.class_name(one["target"]) if one["target"] in known else ""
+        return answer({"images": found})
 
     def report(request: Request) -> Response:
         """Its own page, in a sandbox."""

@@ -10,6 +10,7 @@ import * as runs from "./runs.js";
 import { remember, restore, setLink, state, TABS } from "./state.js";
 
 const MOST_AT_ONCE = 50;
+const MOST_IN_GALLERY = 12;
 let about, model;
 let pictures = []; // records of this session
 let classes = []; // the model's best
@@ -43,6 +44,15 @@ async function take(files) {
       if (first === record) { say(""); openPicture(record); }
     } catch (error) { say(error.message); }
   }
+}
+
+function exampleButton(number, ...caption) {
+  const title = about.examples[number];
+  const open = async () => {
+    try { say(""); openPicture(await post(`/api/examples/${number}`, {})); } catch (error) { say(error.message); }
+  };
+  return make("button", { type: "button", title, "aria-label": title, on: { click: open } },
+    make("img", { src: `/api/examples/${number}/thumbnail`, alt: "", loading: "lazy" }), ...caption);
 }
 
 function keep(record) {
@@ -294,12 +304,8 @@ async function begin() {
   $("model").replaceChildren(...about.models.map((one) => make("option", { value: one.name }, one.name)));
   chooseModel(state.model);
   $("examples-box").hidden = !about.examples.length;
-  $("examples-box").open = !state.picture;
-  $("examples").replaceChildren(...about.examples.map((title, i) => make("button", {
-    type: "button", title, "aria-label": title, on: { click: async () => {
-      try { say(""); openPicture(await post(`/api/examples/${i}`, {})); } catch (error) { say(error.message); }
-    } },
-  }, make("img", { src: `/api/examples/${i}/thumbnail`, alt: "", loading: "lazy" }))));
+  $("examples").replaceChildren(...about.examples.map((title, i) => exampleButton(i)));
+  $("gallery").replaceChildren(...about.examples.slice(0, MOST_IN_GALLERY).map((title, i) => exampleButton(i, make("span", {}, title))));
   compare.start(about);
   runs.start(about, openPicture);
   selectTab(state.tab);

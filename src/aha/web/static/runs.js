@@ -56,7 +56,7 @@ async function listImages(number, method, metric, place) {
     const { images } = await get(`/api/runs/${number}/images?${new URLSearchParams({ method, metric })}`);
     const rows = images.map((one) => make("tr", { class: one.outlier ? "outlier" : "" },
       make("td", {}, make("button", { type: "button", on: { click: () => jump(number, one, method) } }, one.title)),
-      make("td", {}, show(one.value, 3)), make("td", {}, `class ${one.target}`)));
+      make("td", {}, show(one.value, 3)), make("td", {}, one.label || `class ${one.target}`)));
     place.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...["image, lowest first", metric, "target"].map((head) => make("th", {}, head)))),
       make("tbody", {}, ...rows)));
   } catch (error) { say(error.message); }
