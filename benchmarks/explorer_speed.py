@@ -30,8 +30,9 @@ from aha.demo import MODEL, photographs
 from aha.web.app import create_app
 from aha.web.jobs import Jobs
 from aha.web.pictures import Pictures
+from aha.web.served import Served
 from aha.web.store import Store
-from aha.web.workbench import Served, Workbench
+from aha.web.workbench import Workbench
 
 # Milliseconds from the drop to the frame in which the first map is on its canvas.
 DROP = """async (text) => {

@@ -23,8 +23,9 @@ from aha.web.app import create_app
 from aha.web.jobs import Jobs
 from aha.web.pictures import Pictures, find_examples
 from aha.web.runs import read_runs
+from aha.web.served import Served
 from aha.web.store import Store
-from aha.web.workbench import Served, Workbench
+from aha.web.workbench import Workbench
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 jobs, watching       work that waits, runs, reports progress and can be cancelled; one worker per model
 store, pictures      what is kept on disk under content keys; pictures that visitors may open
-policy               which texts a visitor may name
+policy, served       which texts a visitor may name; models on offer
 workbench, records   classes, maps, curves, refinements and contrasts as jobs with stored results
 bundles, runs        downloads; finished evaluations to browse
 guard, requests      the door: hosts, tokens, limits; bodies read with care

@@ -25,8 +25,9 @@ from aha.web.guard import Guard, is_loopback
 from aha.web.jobs import Jobs
 from aha.web.pictures import Example, Pictures, find_examples
 from aha.web.runs import read_runs
+from aha.web.served import Served
 from aha.web.store import Store
-from aha.web.workbench import Served, Workbench
+from aha.web.workbench import Workbench
 
 PORT = 8642
 _TOKEN_BYTES = 24

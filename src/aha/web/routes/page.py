@@ -19,7 +19,8 @@ from aha.web import pictures as limits
 from aha.web.policy import REFERENCES
 from aha.web.requests import Refused, answer, binary
 from aha.web.runs import Run
-from aha.web.workbench import MOST_CLASSES, ROUNDS, STEPS, Served, Workbench
+from aha.web.served import Served
+from aha.web.workbench import MOST_CLASSES, ROUNDS, STEPS, Workbench
 
 COLOUR_MAPS = ("inferno", "viridis", "cividis", "magma", "turbo", "RdBu_r", "PuOr_r", "coolwarm")
 """Those that the page offers, sequential ones first."""

@@ -11,7 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from aha.web.requests import Fields, answer, owner_of
-from aha.web.workbench import ROUNDS, STEPS, Served, Workbench
+from aha.web.served import Served
+from aha.web.workbench import ROUNDS, STEPS, Workbench
 
 _MOST_FOUND = 24
 
