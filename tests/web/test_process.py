@@ -88,7 +88,8 @@ class Server:
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
-    save_file(load_model(MODEL, pretrained=False).module.state_dict(), path)
+    tensors = load_model(MODEL, pretrained=False).module.state_dict()
+    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
     return path
 
 
