@@ -10,6 +10,7 @@ import pytest
 from asking import MODEL, png
 from browsing import (
     NUMBER,
+    PATIENCE,
     add_method,
     canvas,
     canvases,
@@ -209,3 +210,14 @@ def test_a_slow_method_is_cancelled(page: Any) -> None:
     until(page, "document.body.textContent.includes('Cancelled.')")
     add_method(page, "random_map")  # the model is free again
     wait_for_curves(page, 5)
+
+
+def test_a_visitor_who_leaves_waits_for_nothing(page: Any, shown_bench: Workbench) -> None:
+    open_picture(page, methods=4)
+    with page.expect_response(lambda answer: answer.request.method == "POST" and "/api/maps" in answer.url) as asked:
+        add_method(page, "rise(n=4999)")
+    key = asked.value.json()["key"]
+    until(page, "document.querySelector('.tile:last-child .progress') !== null")
+    page.goto("about:blank")
+    job = shown_bench.jobs.wait(key, PATIENCE)
+    assert job is not None and job.status == "cancelled"
