@@ -189,9 +189,16 @@ def test_everything_is_within_reach_of_the_keyboard(page: Any) -> None:
     assert (canvas(page, ".tile canvas[tabindex]") != whole).any()
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_view_fits_and_can_be_read(browser: Any, address: str, size: str, scheme: str) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "size"),
+    [
+        ("light", "laptop"),
+        ("dark", "phone"),
+        pytest.param("light", "phone", marks=pytest.mark.slow),
+        pytest.param("dark", "laptop", marks=pytest.mark.slow),
+    ],
+)
+def test_every_view_fits_and_can_be_read(browser: Any, address: str, scheme: str, size: str) -> None:
     width, height = SIZES[size]
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()
