@@ -215,7 +215,7 @@ def test_a_slow_method_is_cancelled(page: Any) -> None:
 def test_a_visitor_who_leaves_waits_for_nothing(page: Any, shown_bench: Workbench) -> None:
     open_picture(page, methods=4)
     with page.expect_response(lambda answer: answer.request.method == "POST" and "/api/maps" in answer.url) as asked:
-        add_method(page, "rise(n=4999)")
+        add_method(page, "smooth(rise(n=5000), n=100)")
     key = asked.value.json()["key"]
     until(page, "document.querySelector('.tile:last-child .progress') !== null")
     page.goto("about:blank")
