@@ -107,7 +107,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         store = Store(Path(folder))
         bench = Workbench([Served(MODEL, model)], Pictures(store), store, Jobs())
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"])
+        browser = driver.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.set_default_timeout(600_000)
         page.goto(start(bench) + "#v=" + quote(json.dumps({"methods": ["grad_cam"]})))

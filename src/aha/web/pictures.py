@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,9 @@ class Pictures:
         self._store = store
         self.examples = list(examples)
         self._folders = [folder.resolve() for folder in folders]
-        self._lock = threading.RLock()  # one whole picture at a time: each may take hundreds of megabytes
+        # One thread for all whole pictures: each may take hundreds of megabytes, and of what many threads allocate and
+        # free by turns, each would keep some room for itself.
+        self._desk = ThreadPoolExecutor(1, "aha pictures")
         self._decoded: OrderedDict[str, Image.Image] = OrderedDict()
 
     def add(self, content: bytes, name: str) -> dict[str, Any]:
@@ -68,10 +70,8 @@ class Pictures:
         key = hashlib.blake2b(content, digest_size=16).hexdigest()
         if (known := self._store.find("pictures", key)) is not None:
             return known
-        with self._lock:
-            image = _decoded(content)
-            self._keep(key, image)
-        record = {"key": key, "name": _shown_name(name), "width": image.width, "height": image.height}
+        width, height = self._desk.submit(self._take_in, key, content).result()
+        record = {"key": key, "name": _shown_name(name), "width": width, "height": height}
         self._store.put("pictures", key, record, {"bin": content})
         return record
 
@@ -100,32 +100,38 @@ class Pictures:
 
     def image(self, key: str) -> Image.Image:
         """The picture itself, decoded."""
-        with self._lock:
-            if key not in self._decoded:
-                self._keep(key, _decoded(self._store.content("pictures", key, "bin")))
-            self._decoded.move_to_end(key)
-            return self._decoded[key]
+        return self._desk.submit(self._image, key).result()
 
     def thumbnail(self, key: str) -> bytes:
         """The whole picture, small, as a JPEG."""
-        with self._lock:
-            return thumbnail(self.image(key))
+        return self._desk.submit(lambda: thumbnail(self._image(key))).result()
 
     def example_thumbnail(self, number: int) -> bytes:
         """An example, smaller still."""
-        with self._lock:
-            return thumbnail(read_image(self.examples[number].path), _SMALL_THUMBNAIL)
+        return self._desk.submit(lambda: thumbnail(read_image(self.examples[number].path), _SMALL_THUMBNAIL)).result()
 
     def prepared(self, key: str, model: TargetModel) -> tuple[Tensor, Geometry]:
         """The picture as a model's input (1, C, H, W), and where that lies in it."""
-        with self._lock:
-            inputs, geometry = model.stated_preprocessing()(self.image(key))
-            return inputs[None], geometry
+        inputs, geometry = self._desk.submit(lambda: model.stated_preprocessing()(self._image(key))).result()
+        return inputs[None], geometry
 
     def batch(self, key: str, model: TargetModel) -> Batch:
         """The picture as a batch of one for a model. It holds the whole picture: for jobs, of which few run at once."""
         inputs, geometry = self.prepared(key, model)
         return Batch(inputs, [Subject(self.record(key)["name"], self.image(key), geometry)])
+
+    # At the desk
+
+    def _take_in(self, key: str, content: bytes) -> tuple[int, int]:
+        image = _decoded(content)
+        self._keep(key, image)
+        return image.size
+
+    def _image(self, key: str) -> Image.Image:
+        if key not in self._decoded:
+            self._keep(key, _decoded(self._store.content("pictures", key, "bin")))
+        self._decoded.move_to_end(key)
+        return self._decoded[key]
 
     def _keep(self, key: str, image: Image.Image) -> None:
         self._decoded[key] = image

@@ -89,6 +89,7 @@ def serve(app: Guard, host: str, port: int, on_ready: Callable[[str], None] = la
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(_CONNECTIONS)  # now: whoever is told the address may come before the server is ready
     except OSError as error:
         listener.close()
         raise OutputError(
