@@ -32,7 +32,8 @@ batches gallery
 api truth
 interop files scoring demo
 evaluation doctor
-bench web
+bench
+web
 cli
 __main__
 """

@@ -16,8 +16,9 @@ from aha.web.app import create_app
 from aha.web.jobs import Jobs
 from aha.web.pictures import Pictures, find_examples
 from aha.web.runs import Run
+from aha.web.served import Served
 from aha.web.store import Store
-from aha.web.workbench import Served, Workbench
+from aha.web.workbench import Workbench
 
 MODEL = "timm:test_resnet"
 ADDRESS = "http://localhost"

@@ -1,17 +1,30 @@
-"""The explorer over a miniature model."""
+"""The explorer over miniature models, asked directly and in a browser."""
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from asking import MODEL, asked, make_bench, make_client, png, upload
+from browsing import BROWSER, PATIENCE
 from starlette.testclient import TestClient
 
+from aha.learned.explainer import Explainer
+from aha.learned.settings import Design
+from aha.methods.aha import AHA
 from aha.models import TargetModel, load_model
-from aha.web.runs import Run
+from aha.web.app import create_app
+from aha.web.jobs import Jobs
+from aha.web.pictures import Pictures, find_examples
+from aha.web.runs import read_runs
+from aha.web.served import Served
+from aha.web.store import Store
 from aha.web.workbench import Workbench
 
 
@@ -51,7 +64,7 @@ def bench(loaded: TargetModel, gallery: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def client(bench: Workbench, finished_run: Path) -> Iterator[TestClient]:
-    with make_client(bench, [Run.read(finished_run)]) as opened:
+    with make_client(bench, read_runs(finished_run)) as opened:
         yield opened
 
 
@@ -64,3 +77,66 @@ def picture(client: TestClient) -> str:
 def shown_map(client: TestClient, picture: str) -> dict[str, Any]:
     """The record of a finished map."""
     return asked(client, "/api/maps", picture=picture, model=MODEL, method="grad_cam", target=3)
+
+
+# In a browser
+
+
+@pytest.fixture(scope="session")
+def shown_bench(loaded: TargetModel, gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
+    """Two models, the first of them with an explainer."""
+    # A model of its own: two workers on one would be two questions at once.
+    model = load_model(MODEL, pretrained=False, img_size=64, batch_size=8)
+    model.module.load_state_dict(loaded.module.state_dict())
+    folder = tmp_path_factory.mktemp("explainer")
+    Explainer.for_target(model, Design(stride=16, width=16)).save_pretrained(folder)
+    other = load_model("timm:test_vit", pretrained=False, img_size=64, batch_size=8)
+    served = [Served(MODEL, model, explainers=[AHA(explainer=str(folder))]), Served("timm:test_vit", other)]
+    store = Store(tmp_path_factory.mktemp("shown"))
+    made = Workbench(served, Pictures(store, find_examples([gallery]), [gallery]), store, Jobs())
+    yield made
+    made.jobs.close()
+
+
+@pytest.fixture(scope="module")
+def address(shown_bench: Workbench, finished_run: Path) -> Iterator[str]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    app = create_app(shown_bench, read_runs(finished_run))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if BROWSER is None:
+        pytest.skip("no Chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        # Without the GPU process, which would imitate a graphics card on the processor.
+        opened = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """A fresh page on which no script may fail and nothing may be asked of another host."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address.rstrip("/"))
+    opened = context.new_page()
+    opened.set_default_timeout(1000 * PATIENCE)
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("console", lambda line: problems.append(line.text) if "Content Security" in line.text else None)
+    opened.on("request", lambda r: None if r.url.startswith((address, "data:", "blob:")) else problems.append(r.url))
+    opened.goto(address)
+    yield opened
+    context.close()
+    assert problems == []

@@ -20,7 +20,9 @@ def serve(
     ] = None,
     no_pretrained: NoPretrained = False,
     explainer: Annotated[list[Path] | None, typer.Option(help="Repeatable; folder of a trained explainer.")] = None,
-    run: Annotated[list[Path] | None, typer.Option(help="Repeatable; folder that `aha evaluate` wrote.")] = None,
+    run: Annotated[
+        list[Path] | None, typer.Option(help="Repeatable; folder that `aha evaluate` or `aha bench` wrote.")
+    ] = None,
     images: Annotated[
         list[Path] | None, typer.Option(help="Repeatable; folder of pictures to offer.", show_default="the demo's")
     ] = None,

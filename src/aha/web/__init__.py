@@ -2,9 +2,10 @@
 
 jobs, watching       work that waits, runs, reports progress and can be cancelled; one worker per model
 store, pictures      what is kept on disk under content keys; pictures that visitors may open
-policy               which texts a visitor may name
+policy, served       which texts a visitor may name; models on offer
 workbench, records   classes, maps, curves, refinements and contrasts as jobs with stored results
 bundles, runs        downloads; finished evaluations to browse
-guard, requests, app the door: hosts, tokens, limits, one line per error; the addresses
+guard, requests      the door: hosts, tokens, limits; bodies read with care
+routes/, app         the addresses by purpose, and every error as one line
 serving              `aha serve`
 """

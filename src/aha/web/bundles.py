@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
+import threading
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from aha.web.records import SEED
 from aha.web.workbench import Workbench
 
 MOST_MAPS = 12
+_PACKING = threading.Lock()  # one archive at a time: each holds a whole picture and several drawings of it
 _PICTURE, _SNIPPET = "picture.png", "reproduce.py"
 
 
@@ -67,7 +69,7 @@ def bundle(bench: Workbench, keys: Sequence[str]) -> bytes:
     """A zip archive with raw maps, pictures, manifest, the photograph and the snippet."""
     records = map_records(bench, keys)
     archive = io.BytesIO()
-    with tempfile.TemporaryDirectory(prefix="aha-") as place:
+    with _PACKING, tempfile.TemporaryDirectory(prefix="aha-") as place:
         folder = Path(place)
         for record in records:
             explanation_of(bench, record).save(folder)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,14 @@ from aha.errors import ImageError
 from aha.explanation import Subject
 from aha.images import find_images, read_image
 from aha.models import TargetModel
+from aha.preprocessing import Geometry
 from aha.web.store import Store
 
 MAX_UPLOAD = 32 * 2**20
 MAX_PIXELS = 50_000_000
 _KEPT_PIXELS = 60_000_000  # of decoded pictures in memory
 _LONGEST_NAME = 120
-_THUMBNAIL = 512
+_THUMBNAIL, _SMALL_THUMBNAIL = 512, 320  # pixels of the longer side
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ class Pictures:
         self._store = store
         self.examples = list(examples)
         self._folders = [folder.resolve() for folder in folders]
-        self._lock = threading.Lock()  # decodes one picture at a time: each may take hundreds of megabytes
+        # One thread for all whole pictures: each may take hundreds of megabytes, and of what many threads allocate and
+        # free by turns, each would keep some room for itself.
+        self._desk = ThreadPoolExecutor(1, "aha pictures")
         self._decoded: OrderedDict[str, Image.Image] = OrderedDict()
 
     def add(self, content: bytes, name: str) -> dict[str, Any]:
@@ -67,20 +70,19 @@ class Pictures:
         key = hashlib.blake2b(content, digest_size=16).hexdigest()
         if (known := self._store.find("pictures", key)) is not None:
             return known
-        with self._lock:
-            image = _decoded(content)
-            self._keep(key, image)
-        record = {"key": key, "name": _shown_name(name), "width": image.width, "height": image.height}
+        width, height = self._desk.submit(self._take_in, key, content).result()
+        record = {"key": key, "name": _shown_name(name), "width": width, "height": height}
         self._store.put("pictures", key, record, {"bin": content})
         return record
 
     def add_file(self, path: Path) -> dict[str, Any]:
-        """Takes a file of a named folder as a picture.
+        """Takes a file of a named folder as a picture; a relative path is looked for in each of them.
 
         Raises:
             ImageError: It lies elsewhere, is too large, or is no picture.
         """
-        real = path.resolve()
+        here = [folder / path for folder in self._folders if (folder / path).is_file()]
+        real = (here[0] if here else path).resolve()
         if not any(folder in real.parents for folder in self._folders):
             raise ImageError(f"{path} lies outside the folders that may be read; start with --images FOLDER to open it")
         return self.add(_content(real), path.name)
@@ -98,17 +100,38 @@ class Pictures:
 
     def image(self, key: str) -> Image.Image:
         """The picture itself, decoded."""
-        with self._lock:
-            if key not in self._decoded:
-                self._keep(key, _decoded(self._store.content("pictures", key, "bin")))
-            self._decoded.move_to_end(key)
-            return self._decoded[key]
+        return self._desk.submit(self._image, key).result()
+
+    def thumbnail(self, key: str) -> bytes:
+        """The whole picture, small, as a JPEG."""
+        return self._desk.submit(lambda: thumbnail(self._image(key))).result()
+
+    def example_thumbnail(self, number: int) -> bytes:
+        """An example, smaller still."""
+        return self._desk.submit(lambda: thumbnail(read_image(self.examples[number].path), _SMALL_THUMBNAIL)).result()
+
+    def prepared(self, key: str, model: TargetModel) -> tuple[Tensor, Geometry]:
+        """The picture as a model's input (1, C, H, W), and where that lies in it."""
+        inputs, geometry = self._desk.submit(lambda: model.stated_preprocessing()(self._image(key))).result()
+        return inputs[None], geometry
 
     def batch(self, key: str, model: TargetModel) -> Batch:
-        """The picture as a batch of one for a model."""
-        image = self.image(key)
-        inputs, geometry = model.stated_preprocessing()(image)
-        return Batch(inputs[None], [Subject(self.record(key)["name"], image, geometry)])
+        """The picture as a batch of one for a model. It holds the whole picture: for jobs, of which few run at once."""
+        inputs, geometry = self.prepared(key, model)
+        return Batch(inputs, [Subject(self.record(key)["name"], self.image(key), geometry)])
+
+    # At the desk
+
+    def _take_in(self, key: str, content: bytes) -> tuple[int, int]:
+        image = _decoded(content)
+        self._keep(key, image)
+        return image.size
+
+    def _image(self, key: str) -> Image.Image:
+        if key not in self._decoded:
+            self._keep(key, _decoded(self._store.content("pictures", key, "bin")))
+        self._decoded.move_to_end(key)
+        return self._decoded[key]
 
     def _keep(self, key: str, image: Image.Image) -> None:
         self._decoded[key] = image
@@ -124,9 +147,9 @@ def find_examples(folders: Iterable[Path], most: int = 500) -> list[Example]:
 
 def thumbnail(image: Image.Image, side: int = _THUMBNAIL) -> bytes:
     """A JPEG with at most so many pixels on the longer side."""
-    small = image.copy()
-    small.thumbnail((side, side), Image.Resampling.LANCZOS)
-    return _encoded(small, "JPEG", quality=88)
+    scale = min(1.0, side / max(image.size))
+    size = [max(1, round(length * scale)) for length in image.size]
+    return _encoded(image.resize((size[0], size[1]), Image.Resampling.LANCZOS), "JPEG", quality=88)
 
 
 def as_png(pixels: Tensor) -> bytes:
@@ -134,10 +157,16 @@ def as_png(pixels: Tensor) -> bytes:
     return _encoded(to_pil_image(pixels.detach().clamp(0, 1).float().cpu()).convert("RGB"), "PNG")
 
 
-def model_view(batch: Batch, model: TargetModel) -> Tensor:
-    """What the model sees of a batch of one, as pixels (C, H, W) in [0, 1]."""
+def model_view(inputs: Tensor, model: TargetModel) -> Tensor:
+    """What the model sees in an input (1, C, H, W), as pixels (C, H, W) in [0, 1]."""
     with torch.no_grad():
-        return model.to_pixels(batch.inputs)[0]
+        return model.to_pixels(inputs)[0]
+
+
+def seen_window(geometry: Geometry) -> dict[str, float]:
+    """The part of a picture that the model sees, in shares of its sides; beyond 0 and 1 where it is padded."""
+    (height, width), (top, left, bottom, right) = geometry.original, geometry.box
+    return {"top": top / height, "left": left / width, "bottom": bottom / height, "right": right / width}
 
 
 def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Finished evaluations: their tables, and the images that stand out in them."""
+"""Finished evaluations and benchmarks: their tables, and the images that stand out in them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from aha.bench import read_run
+from aha.bench.store import ROWS
 from aha.errors import OutputError
 from aha.evaluation import RECORD, SCORES, row_from_csv
 from aha.metrics import ARROWS, directions
@@ -26,32 +28,12 @@ _WHISKERS = 1.5  # quartile ranges beyond the quartiles, as in a box plot
 
 @dataclass(frozen=True)
 class Run:
-    """A folder that `aha evaluate` wrote, or one with a `scores.csv` of the same columns."""
+    """Scores of one model and kind of target, from a folder that `aha evaluate` or `aha bench` wrote."""
 
     folder: Path
     name: str
     model: str
     rows: Sequence[Row]
-
-    @classmethod
-    def read(cls, folder: Path) -> Run:
-        """Reads the folder once.
-
-        Raises:
-            OutputError: It holds no scores that can be read.
-        """
-        try:
-            with (folder / SCORES).open(encoding="utf-8", newline="") as file:
-                rows = [row_from_csv(line) for line in csv.DictReader(file)]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise OutputError(f"{folder} holds no scores that can be read ({type(error).__name__}: {error})") from None
-        model = ""
-        if (folder / RECORD).is_file():
-            try:
-                model = str(json.loads((folder / RECORD).read_bytes()).get("model", ""))
-            except (OSError, ValueError, AttributeError):
-                raise OutputError(f"{folder / RECORD} cannot be read") from None
-        return cls(folder, folder.resolve().name, model, rows)
 
     @property
     def report(self) -> Path | None:
@@ -116,6 +98,37 @@ class Run:
         if not any(row.image == image for row in self.rows):
             raise OutputError(f"{self.name} lists no image {image[:80]!r}")
         return Path(image)
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """Reads a folder once; a benchmark gives one run for each model and kind of target.
+
+    Raises:
+        OutputError: It holds no scores that can be read.
+    """
+    if (folder / ROWS).is_dir():
+        groups = read_run(folder).groups
+        if not groups:
+            raise OutputError(f"{folder} holds no scores yet")
+        name = folder.resolve().name
+        titles = [name] if len(groups) == 1 else [f"{name}: {group.model}, {group.asked}" for group in groups]
+        return [Run(folder, title, group.model, group.scores.rows) for title, group in zip(titles, groups, strict=True)]
+    return [_evaluation(folder)]
+
+
+def _evaluation(folder: Path) -> Run:
+    try:
+        with (folder / SCORES).open(encoding="utf-8", newline="") as file:
+            rows = [row_from_csv(line) for line in csv.DictReader(file)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OutputError(f"{folder} holds no scores that can be read ({type(error).__name__}: {error})") from None
+    model = ""
+    if (folder / RECORD).is_file():
+        try:
+            model = str(json.loads((folder / RECORD).read_bytes()).get("model", ""))
+        except (OSError, ValueError, AttributeError):
+            raise OutputError(f"{folder / RECORD} cannot be read") from None
+    return Run(folder, folder.resolve().name, model, rows)
 
 
 def _finite(value: float) -> float | None:

@@ -24,9 +24,10 @@ from aha.web.app import create_app
 from aha.web.guard import Guard, is_loopback
 from aha.web.jobs import Jobs
 from aha.web.pictures import Example, Pictures, find_examples
-from aha.web.runs import Run
+from aha.web.runs import read_runs
+from aha.web.served import Served
 from aha.web.store import Store
-from aha.web.workbench import Served, Workbench
+from aha.web.workbench import Workbench
 
 PORT = 8642
 _TOKEN_BYTES = 24
@@ -42,7 +43,7 @@ class Settings:
         weights: files for the models, in their order.
         pretrained: False gives random weights, for trying things out.
         explainers: folders of trained explainers.
-        runs: folders of finished evaluations.
+        runs: folders of finished evaluations and benchmarks.
         images: folders whose pictures are offered, and may be opened from runs.
         cache: where results are kept.
     """
@@ -60,7 +61,7 @@ class Settings:
 
 def make_app(settings: Settings, *, token: str = "", report: Callable[[str], None] = lambda line: None) -> Guard:
     """Everything that can be wrong is found here, before the first visitor."""
-    runs = [Run.read(folder) for folder in settings.runs]
+    runs = [run for folder in settings.runs for run in read_runs(folder)]
     examples = find_examples(settings.images) if settings.images else _demo_examples()
     store = Store(settings.cache or cache_folder().parent / "explorer")
     folders = [*settings.images, *settings.runs]
@@ -88,6 +89,7 @@ def serve(app: Guard, host: str, port: int, on_ready: Callable[[str], None] = la
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(_CONNECTIONS)  # now: whoever is told the address may come before the server is ready
     except OSError as error:
         listener.close()
         raise OutputError(

@@ -4,37 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aha import __version__
-from aha.api import UPSAMPLING, explain_batch
+from aha.api import explain_batch
 from aha.batches import Batch
 from aha.cards import Curves, average_curves, reference_curves
 from aha.colours import class_colours
-from aha.errors import ModelError, SpecError, TargetError, UnknownName
-from aha.learned.explainer import CONFIG
-from aha.learned.library import explainer_folder, explainer_of, load_explainer
+from aha.errors import SpecError, TargetError, UnknownName
+from aha.learned.library import explainer_of, load_explainer
 from aha.learned.refinement import refined_maps
-from aha.methods import Method, check_fit
+from aha.methods import Method
 from aha.methods.aha import AHA
 from aha.methods.var import Var
 from aha.metrics import Case, Sample
 from aha.metrics.curves import AVERAGE
 from aha.metrics.ins_del import InsDel
-from aha.models import TargetModel
 from aha.references import Reference
 from aha.registry import nearest_names
 from aha.results import result_key
 from aha.targets import top_classes
 from aha.web.jobs import Job, Jobs
 from aha.web.pictures import Pictures
-from aha.web.policy import allowed_method, allowed_reference, specs_in
+from aha.web.policy import allowed_reference
 from aha.web.records import SEED, map_record, packed, unit_of
+from aha.web.served import Served
 from aha.web.store import Store
 from aha.web.watching import watch
 
@@ -44,28 +41,6 @@ MOST_REFERENCES = 4
 ROUNDS = 5
 MOST_CLASSES = 8
 _QUICK, _NORMAL, _SLOW = 0, 1, 2  # places in the queue
-
-
-@dataclass(frozen=True)
-class Served:
-    """A model on offer.
-
-    Attributes:
-        name: as the page and its links call it.
-        options: of `load_model` besides the spec, for the snippet.
-        explainers: methods of the AHA family that belong to it.
-    """
-
-    name: str
-    model: TargetModel
-    options: Mapping[str, object] = field(default_factory=dict)
-    explainers: Sequence[AHA] = ()
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """What else than picture, method and class a result depends on."""
-        model = self.model
-        return __version__, model.spec, model.digest, model.preprocessing, model.score.name, model.precision, UPSAMPLING
 
 
 class Workbench:
@@ -92,14 +67,6 @@ class Workbench:
             raise UnknownName(f"the explorer has no model {name[:80]!r}; it has {', '.join(hints)}")
         return self.served[name]
 
-    def method(self, text: str, served: Served) -> Method:
-        """A method that visitors may use and that fits the model."""
-        method = allowed_method(text, [one.explainer for one in served.explainers])
-        if isinstance(method, AHA) and not method.explainer and not served.explainers:
-            raise ModelError(f"no explainer belongs to {served.name}; start with --explainer FOLDER, or train one")
-        check_fit(method, served.model)
-        return method
-
     # The questions
 
     def ask_classes(self, owner: str, picture: str, model: str) -> dict[str, Any]:
@@ -113,7 +80,7 @@ class Workbench:
             outputs = chosen.outputs(batch.inputs)
             classes = top_classes(outputs, min(TOP, chosen.num_classes), chosen.num_classes)[0]
             scores = chosen.score(outputs.expand(len(classes), -1), classes)
-            found = [self._class(served, int(c), float(s)) for c, s in zip(classes, scores, strict=True)]
+            found = [served.scored_class(int(c), float(s)) for c, s in zip(classes, scores, strict=True)]
             self.store.put("results", key, {"kind": "classes", "picture": picture, "model": model, "classes": found})
 
         return self._ask(key, "classes", served, work, owner, _QUICK)
@@ -121,7 +88,7 @@ class Workbench:
     def ask_map(self, owner: str, picture: str, model: str, method: str, target: int) -> dict[str, Any]:
         """One method's map for one class."""
         served = self.model(model)
-        chosen = self.method(method, served)
+        chosen = served.method(method)
         self._check(picture, served, [target])
         key = self._map_key(served, picture, chosen, target)
 
@@ -157,9 +124,9 @@ class Workbench:
             raise SpecError(f"refinement goes from 1 to {ROUNDS} steps, not {rounds}")
         default = served.explainers[0].explainer if served.explainers else ""
         base = AHA(explainer=explainer or default)
-        self.method(str(replace(base, refine=rounds)), served)
+        served.method(str(replace(base, refine=rounds)))
         protocol = curve_protocol([allowed_reference(text) for text in ("black", "mean", "blur")], STEPS)
-        versions = _explainer_versions(base, served.model)
+        versions = served.explainer_versions(base)
         key = self._key(served, "refinement", picture, base.in_full(), versions, target, rounds, protocol.in_full())
 
         def work(job: Job) -> None:
@@ -185,14 +152,14 @@ class Workbench:
     def ask_contrast(self, owner: str, picture: str, model: str, method: str, classes: Sequence[int]) -> dict[str, Any]:
         """How several classes share the picture (VAR); the first of them is the one that is explained."""
         served = self.model(model)
-        inner = self.method(method, served)
+        inner = served.method(method)
         if isinstance(inner, Var):
             inner = inner.inner
         if not 2 <= len(set(classes)) == len(classes) <= MOST_CLASSES:
             raise TargetError(f"compare 2 to {MOST_CLASSES} different classes")
         self._check(picture, served, classes)
         chosen = Var(inner, classes=tuple(classes))
-        versions = _explainer_versions(inner, served.model)
+        versions = served.explainer_versions(inner)
         key = self._key(served, "contrast", picture, chosen.in_full(), versions, classes[0])
 
         def work(_job: Job) -> None:
@@ -209,7 +176,7 @@ class Workbench:
                 "picture": picture,
                 "model": model,
                 "method": str(chosen),
-                "classes": [self._class(served, c, float(s)) for c, s in zip(found.classes, scores, strict=True)],
+                "classes": [served.scored_class(c, float(s)) for c, s in zip(found.classes, scores, strict=True)],
                 "colours": class_colours(len(found.classes)),
                 "height": won.shape[1],
                 "width": won.shape[2],
@@ -291,17 +258,12 @@ class Workbench:
         self.pictures.record(picture)
         served.model.check_classes(classes)
 
-    def _class(self, served: Served, index: int, score: float) -> dict[str, Any]:
-        return {"index": index, "label": served.model.class_name(index), "score": score}
-
     def _key(self, served: Served, *parts: object) -> str:
         return result_key(self._identities[served.name], *parts)
 
     def _map_key(self, served: Served, picture: str, method: Method, target: int) -> str:
         # In full, so that results do not outlive a change of defaults; an explainer also by what its folder holds.
-        return self._key(
-            served, "map", picture, method.in_full(), _explainer_versions(method, served.model), target, SEED
-        )
+        return self._key(served, "map", picture, method.in_full(), served.explainer_versions(method), target, SEED)
 
     def _curves_key(self, key_of_map: str, protocol: InsDel) -> str:
         return result_key("curves", key_of_map, protocol.in_full())
@@ -318,14 +280,3 @@ def curve_protocol(references: Sequence[Reference], steps: int) -> InsDel:
 
 def _curves_as_dict(curves: Curves) -> dict[str, Any]:
     return {**asdict(curves), "ins_del": curves.ins_del}
-
-
-def _explainer_versions(method: Method, model: TargetModel) -> list[int]:
-    """Tells explainers that were trained anew from what their folders held before."""
-    folders = [
-        Path(spec.explainer) if spec.explainer else explainer_folder(model)
-        for spec, _ in specs_in(method)
-        if isinstance(spec, AHA)
-    ]
-    files = [folder / CONFIG for folder in folders if folder is not None]
-    return [file.stat().st_mtime_ns for file in files if file.is_file()]

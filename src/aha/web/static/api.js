@@ -47,18 +47,27 @@ export function bytes(path) {
   return found;
 }
 
+const underWay = new Set(); // keys of jobs that this page waits for
+const cancel = (key) => call(`/api/jobs/${key}`, { method: "DELETE", keepalive: true }).catch(() => {});
+addEventListener("pagehide", () => underWay.forEach(cancel)); // nobody is left who would look at them
+
 /** The result of a question with its key. `onState` hears of progress; aborting the signal cancels the job. */
 export async function ask(path, question, { onState = () => {}, signal } = {}) {
   let state = await post(path, question);
-  const cancel = () => call(`/api/jobs/${state.key}`, { method: "DELETE" }).catch(() => {});
-  for (let turn = 0; state.status === "waiting" || state.status === "running"; turn++) {
-    if (signal?.aborted) {
-      await cancel();
-      throw new Stopped();
+  const { key } = state;
+  underWay.add(key);
+  try {
+    for (let turn = 0; state.status === "waiting" || state.status === "running"; turn++) {
+      if (signal?.aborted) {
+        await cancel(key);
+        throw new Stopped();
+      }
+      onState(state);
+      await new Promise((resolve) => setTimeout(resolve, POLL[Math.min(turn, POLL.length - 1)]));
+      state = await get(`/api/jobs/${key}`);
     }
-    onState(state);
-    await new Promise((resolve) => setTimeout(resolve, POLL[Math.min(turn, POLL.length - 1)]));
-    state = await get(`/api/jobs/${state.key}`);
+  } finally {
+    underWay.delete(key);
   }
   if (signal?.aborted || state.status === "cancelled") throw new Stopped();
   if (state.status !== "done") throw new Error(state.error || "it failed");

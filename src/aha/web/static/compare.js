@@ -181,7 +181,9 @@ export function scrub() {
       if (own !== scene || !own.references[reference]) return;
     }
     const count = Math.round(state.share * main.map.ranks.length);
-    scrubView.show(paintPerturbed(scene.picture, scene.references[reference], main.map.ranks, count, state.kind, scene.out));
+    // In this very frame, so that picture and marker never part.
+    scrubView.put(paintPerturbed(scene.picture, scene.references[reference], main.map.ranks, count, state.kind, scene.out));
+    scrubView.draw();
   });
 }
 
@@ -189,7 +191,7 @@ function tellReading(main, heights) {
   const percent = `${(state.share * 100).toFixed(state.share * 100 < 10 ? 1 : 0)} %`;
   const place = plot.lines?.findIndex((line) => line.name === main?.method) ?? -1;
   const what = state.kind === "delete" ? `Without the top ${percent} of pixels` : `With only the top ${percent} of pixels`;
-  $("reading").textContent = place < 0 ? `${what}: measuring …` : `${what}: ${label} ${show(heights[place], 3)}`;
+  $("reading").replaceChildren(...(place < 0 ? [`${what}: measuring …`] : [`${what}: ${label} `, make("b", {}, show(heights[place], 3))]));
 }
 
 const repaint = () => { remember(); for (const tile of tiles) tile.paint(); };

@@ -28,7 +28,7 @@ function build() {
   $("contrast").classList.add("panel");
   $("contrast").replaceChildren(
     make("p", { class: "note" }, "Classes compete for every place of the picture (VAR). Tick two or more classes to compare; by default the two best."),
-    make("div", { class: "row wrap" }, make("label", {}, "Method ", method), make("span", {}, "Why "), parts.first, make("span", {}, "rather than "), parts.second),
+    make("div", { class: "row wrap" }, make("label", {}, "Method ", method), make("label", {}, "Why ", parts.first), make("label", {}, "rather than ", parts.second)),
     parts.classes, parts.status, parts.legend,
     make("div", { class: "tiles" }, parts.winners.element, parts.rather.element, parts.instead.element));
   onCursor((cursor) => cursor && found && tell(cursor.y * found.width + cursor.x));

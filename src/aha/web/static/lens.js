@@ -45,13 +45,18 @@ export class View {
   close() { views.delete(this); }
 
   show(image) {
+    this.put(image);
+    redraw();
+  }
+
+  /** Takes a new image without drawing it; for those who are in a frame already and draw at once. */
+  put(image) {
     if (this.buffer.width !== image.width || this.buffer.height !== image.height) {
       [this.buffer.width, this.buffer.height] = [image.width, image.height];
       this.canvas.height = Math.round((this.canvas.width * image.height) / image.width);
     }
     this.buffer.getContext("2d").putImageData(image, 0, 0);
     this.image = image;
-    redraw();
   }
 
   /** Left, top, width and height of what is shown, in pixels of the picture. */

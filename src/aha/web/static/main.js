@@ -10,6 +10,7 @@ import * as runs from "./runs.js";
 import { remember, restore, setLink, state, TABS } from "./state.js";
 
 const MOST_AT_ONCE = 50;
+const MOST_IN_GALLERY = 12;
 let about, model;
 let pictures = []; // records of this session
 let classes = []; // the model's best
@@ -45,6 +46,15 @@ async function take(files) {
   }
 }
 
+function exampleButton(number, ...caption) {
+  const title = about.examples[number];
+  const open = async () => {
+    try { say(""); openPicture(await post(`/api/examples/${number}`, {})); } catch (error) { say(error.message); }
+  };
+  return make("button", { type: "button", title, "aria-label": title, on: { click: open } },
+    make("img", { src: `/api/examples/${number}/thumbnail`, alt: "", loading: "lazy" }), ...caption);
+}
+
 function keep(record) {
   if (!pictures.some((one) => one.key === record.key)) pictures.push(record);
   drawStrip();
@@ -57,8 +67,9 @@ function drawStrip() {
   }, make("img", { src: `/api/pictures/${one.key}/thumbnail`, alt: "", loading: "lazy" }))));
 }
 
-/** Shows a picture; for a class and a method where it is known what to look at. */
-async function openPicture(record, { target = null, method = null } = {}) {
+/** Shows a picture; with a model, for a class and by a method where it is known what to look at. */
+async function openPicture(record, { target = null, method = null, model: wanted = "" } = {}) {
+  if (about.models.some((one) => one.name === wanted)) chooseModel(wanted);
   state.picture = record.key;
   state.target = target;
   state.rivals = [];
@@ -81,6 +92,8 @@ async function showPicture() {
   refine.reset();
   contrast.reset();
   selectTab(state.tab);
+  $("frame").hidden = $("frame-note").hidden = true;
+  showFrame(turn).catch((error) => turn === generation && say(error.message));
   try {
     const found = await ask("/api/classes", { picture: state.picture, model: state.model });
     if (turn !== generation) return;
@@ -94,6 +107,18 @@ async function showPicture() {
   } catch (error) {
     if (turn === generation && !(error instanceof Stopped)) say(error.message);
   }
+}
+
+/** Draws a frame around the part of the whole picture that the model sees, unless that is all of it. */
+async function showFrame(turn) {
+  const window = await get(`/api/pictures/${state.picture}/window?${new URLSearchParams({ model: state.model })}`);
+  if (turn !== generation) return;
+  const [top, left] = [window.top, window.left].map((start) => Math.max(0, start));
+  const [bottom, right] = [window.bottom, window.right].map((end) => Math.min(1, end));
+  const isCut = (bottom - top) * (right - left) < 0.995;
+  $("frame").hidden = $("frame-note").hidden = !isCut;
+  const places = { top, left, width: right - left, height: bottom - top };
+  for (const [name, share] of Object.entries(places)) $("frame").style[name] = `${share * 100}%`;
 }
 
 async function learnName(index) {
@@ -279,12 +304,8 @@ async function begin() {
   $("model").replaceChildren(...about.models.map((one) => make("option", { value: one.name }, one.name)));
   chooseModel(state.model);
   $("examples-box").hidden = !about.examples.length;
-  $("examples-box").open = !state.picture;
-  $("examples").replaceChildren(...about.examples.map((title, i) => make("button", {
-    type: "button", title, "aria-label": title, on: { click: async () => {
-      try { say(""); openPicture(await post(`/api/examples/${i}`, {})); } catch (error) { say(error.message); }
-    } },
-  }, make("img", { src: `/api/examples/${i}/thumbnail`, alt: "", loading: "lazy" }))));
+  $("examples").replaceChildren(...about.examples.map((title, i) => exampleButton(i)));
+  $("gallery").replaceChildren(...about.examples.slice(0, MOST_IN_GALLERY).map((title, i) => exampleButton(i, make("span", {}, title))));
   compare.start(about);
   runs.start(about, openPicture);
   selectTab(state.tab);

@@ -6,10 +6,11 @@ import { heightAt } from "./pixels.js";
 const WIDTH = 640, HEIGHT = 300, LEFT = 56, RIGHT = 34, TOP = 14, BOTTOM = 50;
 
 export class Plot {
-  /** `onScrub` is told the share of pixels under the pointer. */
-  constructor(place, onScrub) {
-    this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
+  /** `onScrub` is told the share of pixels under the pointer; without it the plot is only looked at. */
+  constructor(place, onScrub = null) {
+    this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", ...(onScrub && { class: "scrubs" }) });
     place.replaceChildren(this.svg);
+    if (!onScrub) return;
     let isDown = false;
     const scrub = (event) => {
       const box = this.svg.getBoundingClientRect();
@@ -38,11 +39,12 @@ export class Plot {
       class: `c${line.colour}${line.isMain ? "" : " other"}`,
       d: line.fractions.map((f, i) => `${i ? "L" : "M"}${this.x(f).toFixed(1)} ${this.y(line.heights[i]).toFixed(1)}`).join(""),
     }));
-    this.cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM });
+    this.cursor = svg("line", { class: "cursor", x1: LEFT, x2: LEFT, y1: TOP, y2: HEIGHT - BOTTOM });
     this.markers = lines.map((line) => svg("circle", { class: `c${line.colour} marker`, r: line.isMain ? 7 : 4.5 }));
     this.svg.setAttribute("aria-label", label);
     const axis = svg("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, label);
-    this.svg.replaceChildren(...up, ...across, axis, this.cursor, ...paths, ...this.markers);
+    const marks = this.svg.classList.contains("scrubs") ? [this.cursor, ...paths, ...this.markers] : paths;
+    this.svg.replaceChildren(...up, ...across, axis, ...marks);
   }
 
   x(share) { return LEFT + share * (WIDTH - LEFT - RIGHT); }

@@ -20,15 +20,16 @@ function build(about) {
   parts = {
     canvas, slider, view: new View(canvas), reading: make("p", { class: "reading", id: "refine-reading" }),
     status: make("div", { id: "refine-status" }), body: make("tbody"), place: make("div", { class: "plot" }),
+    legend: make("div", { class: "legend" }),
     start: make("button", { type: "button", class: "primary", id: "refine-start", on: { click: compute } }, "Refine"),
     note: make("p", { class: "note", id: "refine-note" }),
   };
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...["Steps T", "Ins-Del", "soft loss"].map((head) => make("th", {}, head)))), parts.body);
   $("refine").classList.add("panel");
   parts.result = make("div", { class: "scrubber", hidden: true }, make("div", { class: "scrub-picture" }, canvas),
-    make("div", { class: "scrub-side" }, parts.reading, make("label", { class: "wide" }, "Gradient steps", slider), table, parts.place));
+    make("div", { class: "scrub-side" }, parts.reading, make("label", { class: "wide" }, "Gradient steps", slider), table, parts.place, parts.legend));
   $("refine").replaceChildren(parts.note, make("div", { class: "row" }, parts.start), parts.status, parts.result);
-  parts.plot = new Plot(parts.place, () => {});
+  parts.plot = new Plot(parts.place);
 }
 
 export function open(about, model) {
@@ -87,5 +88,6 @@ async function showStep() {
   parts.plot.draw([
     { colour: 0, name: "deletion", fractions: average.fractions, heights: average.deletion, isMain: true },
     { colour: 1, name: "insertion", fractions: average.fractions, heights: average.insertion, isMain: true },
-  ], { isProbability: step.curves.is_probability, label: "pixels deleted (first colour) and inserted (second)" });
+  ], { isProbability: step.curves.is_probability, label: "share of pixels deleted or inserted" });
+  parts.legend.replaceChildren(...["Deletion", "Insertion"].map((name, i) => make("span", { class: `c${i}` }, `${name} at T = ${step.step}`)));
 }

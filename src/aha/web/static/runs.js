@@ -1,4 +1,4 @@
-// Finished evaluations: their table, their images, and the way from one that stands out to its picture.
+// Finished evaluations and benchmarks: their table, their images, and the way from one that stands out to its picture.
 
 import { get, post } from "./api.js";
 import { $, make, say, show } from "./dom.js";
@@ -10,7 +10,7 @@ export function start(told, opener) {
   [about, openPicture] = [told, opener];
   $("runs").classList.add("panel");
   if (!about.runs.length) {
-    $("runs").replaceChildren(make("p", { class: "note" }, "No runs are on offer. Measure with “aha evaluate … --out RUN” and start with --run RUN."));
+    $("runs").replaceChildren(make("p", { class: "note" }, "No runs are on offer. Measure with “aha evaluate … --out RUN” or “aha bench … --out RUN” and start with --run RUN."));
   }
 }
 
@@ -56,7 +56,7 @@ async function listImages(number, method, metric, place) {
     const { images } = await get(`/api/runs/${number}/images?${new URLSearchParams({ method, metric })}`);
     const rows = images.map((one) => make("tr", { class: one.outlier ? "outlier" : "" },
       make("td", {}, make("button", { type: "button", on: { click: () => jump(number, one, method) } }, one.title)),
-      make("td", {}, show(one.value, 3)), make("td", {}, `class ${one.target}`)));
+      make("td", {}, show(one.value, 3)), make("td", {}, one.label || `class ${one.target}`)));
     place.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...["image, lowest first", metric, "target"].map((head) => make("th", {}, head)))),
       make("tbody", {}, ...rows)));
   } catch (error) { say(error.message); }
@@ -64,6 +64,6 @@ async function listImages(number, method, metric, place) {
 
 async function jump(number, image, method) {
   try {
-    openPicture(await post(`/api/runs/${number}/images`, { image: image.image }), { target: image.target, method });
+    openPicture(await post(`/api/runs/${number}/images`, { image: image.image }), { target: image.target, method, model: about.runs[number].model });
   } catch (error) { say(error.message); }
 }

@@ -31,15 +31,17 @@ export function restore(view) {
   }
 }
 
-let timer;
+const address = () => `#v=${encodeURIComponent(JSON.stringify(state))}`;
+let timer, linked = "";
 /** Keeps the address bar true, a moment after the last change. */
 export function remember() {
   clearTimeout(timer);
-  timer = setTimeout(() => history.replaceState(null, "", `#v=${encodeURIComponent(JSON.stringify(state))}`), 300);
+  timer = setTimeout(() => { if (address() !== linked) history.replaceState(null, "", address()); }, 300);
 }
 
-/** Puts a short link into the address bar; it stays until something changes. */
+/** Puts a short link into the address bar; it stays until the view is another one. */
 export function setLink(link) {
   clearTimeout(timer);
+  linked = address();
   history.replaceState(null, "", link);
 }

@@ -1,0 +1,80 @@
+"""Pictures: taking them in, and showing them whole, as the model sees them, and without their pixels."""
+
+from __future__ import annotations
+
+import asyncio
+
+import torch
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from aha.web import pictures as limits
+from aha.web.pictures import as_png, model_view, seen_window
+from aha.web.policy import allowed_reference
+from aha.web.requests import Refused, answer, binary, body_of, number
+from aha.web.workbench import Workbench
+
+_UPLOADS = 8  # read at once; others wait, so that their bodies do not pile up in memory
+
+
+def picture_routes(bench: Workbench) -> list[Route]:
+    """Uploads, examples, and views of both."""
+    pictures = bench.pictures
+    uploading = asyncio.Semaphore(_UPLOADS)
+
+    async def upload(request: Request) -> Response:
+        """Takes the body as a picture, whatever its name says."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if not (kind.startswith("image/") or kind == "application/octet-stream"):
+            raise Refused(415, "send the file itself, as image/... or application/octet-stream")
+        async with uploading:
+            content = await body_of(request, limits.MAX_UPLOAD)
+            return answer(await run_in_threadpool(pictures.add, content, request.query_params.get("name", "")), 201)
+
+    def record(request: Request) -> Response:
+        return answer(pictures.record(request.path_params["key"]))
+
+    def whole(request: Request) -> Response:
+        return binary(pictures.thumbnail(request.path_params["key"]), "image/jpeg", lasting=True)
+
+    def window(request: Request) -> Response:
+        """Which part of it the model sees."""
+        model = bench.model(request.query_params.get("model", "")).model
+        _, geometry = pictures.prepared(request.path_params["key"], model)
+        return answer(seen_window(geometry))
+
+    def seen(request: Request) -> Response:
+        """What the model sees of it."""
+        model = bench.model(request.query_params.get("model", "")).model
+        inputs, _ = pictures.prepared(request.path_params["key"], model)
+        return binary(as_png(model_view(inputs, model)), "image/png", lasting=True)
+
+    def reference(request: Request) -> Response:
+        """What stands in for its removed pixels."""
+        model = bench.model(request.query_params.get("model", "")).model
+        chosen = allowed_reference(request.query_params.get("reference", ""))
+        inputs, _ = pictures.prepared(request.path_params["key"], model)
+        blank = chosen(model, model_view(inputs, model)[None], torch.zeros(1, dtype=torch.int64))[0]
+        return binary(as_png(blank), "image/png", lasting=True)
+
+    def example_thumbnail(request: Request) -> Response:
+        place = number(request.path_params["number"])
+        if place >= len(pictures.examples):
+            raise Refused(404, "there is no such example")
+        return binary(pictures.example_thumbnail(place), "image/jpeg")
+
+    def open_example(request: Request) -> Response:
+        return answer(pictures.open_example(number(request.path_params["number"])), 201)
+
+    return [
+        Route("/api/pictures", upload, methods=["POST"]),
+        Route("/api/pictures/{key}", record, methods=["GET"]),
+        Route("/api/pictures/{key}/thumbnail", whole, methods=["GET"]),
+        Route("/api/pictures/{key}/window", window, methods=["GET"]),
+        Route("/api/pictures/{key}/input", seen, methods=["GET"]),
+        Route("/api/pictures/{key}/reference", reference, methods=["GET"]),
+        Route("/api/examples/{number}/thumbnail", example_thumbnail, methods=["GET"]),
+        Route("/api/examples/{number}", open_example, methods=["POST"]),
+    ]

@@ -1,0 +1,63 @@
+"""Finished evaluations and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from aha.web.requests import Fields, Refused, answer, binary, number
+from aha.web.runs import Run
+from aha.web.workbench import Workbench
+
+_SANDBOX = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
+
+
+def run_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
+    """Tables of runs, their images, and the way from one of these to its picture."""
+
+    def chosen(request: Request) -> Run:
+        place = number(request.path_params["number"])
+        if place >= len(runs):
+            raise Refused(404, "there is no such run")
+        return runs[place]
+
+    def overview(request: Request) -> Response:
+        return answer(chosen(request).overview())
+
+    def images(request: Request) -> Response:
+        """Its images by one method and metric; their classes in words if its model is on offer."""
+        run = chosen(request)
+        method, metric = (request.query_params.get(name, "") for name in ("method", "metric"))
+        found = run.images(method, metric)
+        if (served := bench.served.get(run.model)) is not None:
+            known = range(served.model.num_classes)
+            for one in found:
+                one["label"] = served.model.class_name(one["target"]) if one["target"] in known else ""
+        return answer({"images": found})
+
+    def report(request: Request) -> Response:
+        """Its own page, in a sandbox."""
+        path = chosen(request).report
+        if path is None:
+            raise Refused(404, "this run has no report")
+        response = binary(path.read_bytes(), "text/html")
+        response.headers["content-security-policy"] = _SANDBOX
+        return response
+
+    async def open_image(request: Request) -> Response:
+        """Takes an image of a run as a picture."""
+        run, fields = chosen(request), await Fields.of(request)
+        image = fields.take("image", str)
+        fields.end()
+        return answer(await run_in_threadpool(lambda: bench.pictures.add_file(run.picture(image))), 201)
+
+    return [
+        Route("/api/runs/{number}", overview, methods=["GET"]),
+        Route("/api/runs/{number}/images", images, methods=["GET"]),
+        Route("/api/runs/{number}/images", open_image, methods=["POST"]),
+        Route("/api/runs/{number}/report", report, methods=["GET"]),
+    ]

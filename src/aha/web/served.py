@@ -1,0 +1,62 @@
+"""A model on offer: what its results depend on, and which methods visitors may use on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aha import __version__
+from aha.api import UPSAMPLING
+from aha.errors import ModelError
+from aha.learned.explainer import CONFIG
+from aha.learned.library import explainer_folder
+from aha.methods import Method, check_fit
+from aha.methods.aha import AHA
+from aha.models import TargetModel
+from aha.web.policy import allowed_method, specs_in
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model on offer.
+
+    Attributes:
+        name: as the page and its links call it.
+        options: of `load_model` besides the spec, for the snippet.
+        explainers: methods of the AHA family that belong to it.
+    """
+
+    name: str
+    model: TargetModel
+    options: Mapping[str, object] = field(default_factory=dict)
+    explainers: Sequence[AHA] = ()
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What else than picture, method and class a result depends on."""
+        model = self.model
+        return __version__, model.spec, model.digest, model.preprocessing, model.score.name, model.precision, UPSAMPLING
+
+    def method(self, text: str) -> Method:
+        """A method that visitors may use and that fits the model."""
+        method = allowed_method(text, [one.explainer for one in self.explainers])
+        if isinstance(method, AHA) and not method.explainer and not self.explainers:
+            raise ModelError(f"no explainer belongs to {self.name}; start with --explainer FOLDER, or train one")
+        check_fit(method, self.model)
+        return method
+
+    def explainer_versions(self, method: Method) -> list[int]:
+        """Tells explainers that were trained anew from what their folders held before."""
+        folders = [
+            Path(spec.explainer) if spec.explainer else explainer_folder(self.model)
+            for spec, _ in specs_in(method)
+            if isinstance(spec, AHA)
+        ]
+        files = [folder / CONFIG for folder in folders if folder is not None]
+        return [file.stat().st_mtime_ns for file in files if file.is_file()]
+
+    def scored_class(self, index: int, score: float) -> dict[str, Any]:
+        """A class for the page."""
+        return {"index": index, "label": self.model.class_name(index), "score": score}

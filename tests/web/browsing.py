@@ -1,0 +1,72 @@
+"""Driving the page: what the tests in a browser share."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+import time
+from typing import Any
+
+import numpy as np
+from asking import png
+from PIL import Image
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SIZES = {"laptop": (1440, 900), "phone": (390, 844)}
+PATIENCE = 180  # seconds; a busy machine is slow, not wrong
+NUMBER = re.compile(r"-?[\d.]+(e[+-]\d+)?")
+
+
+def open_picture(page: Any, seed: int = 1, methods: int = 0) -> None:
+    """Uploads a picture, waits for its classes, and for the curves of so many methods."""
+    page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": png(seed)})
+    page.wait_for_selector("#classes .pick[aria-pressed=true]")
+    wait_for_curves(page, methods)
+
+
+def until(page: Any, expression: str, arg: Any = None) -> None:
+    """Asks again and again; Playwright's own waiting evaluates texts inside the page, which its CSP forbids."""
+    end = time.monotonic() + PATIENCE
+    while not page.evaluate(expression, arg):
+        assert time.monotonic() < end, expression
+        page.wait_for_timeout(30)
+
+
+def wait_for_curves(page: Any, count: int) -> None:
+    until(page, f"document.querySelectorAll('#plot path').length >= {count}")
+
+
+def frames(page: Any, count: int = 3) -> None:
+    """Waits until what was asked for is painted: in the next frame, or the one after."""
+    page.evaluate("n => new Promise(done => { const f = () => n-- ? requestAnimationFrame(f) : done(); f(); })", count)
+
+
+def add_method(page: Any, text: str) -> None:
+    page.locator("#method").fill(text)
+    page.locator("#add").click()
+
+
+def set_slider(page: Any, selector: str, value: float) -> None:
+    page.locator(selector).fill(f"{value:g}")
+    frames(page)
+
+
+def canvas(page: Any, selector: str) -> np.ndarray[Any, Any]:
+    """What a canvas shows, (H, W, 3)."""
+    return decoded(page.eval_on_selector(selector, "canvas => canvas.toDataURL()"))
+
+
+def canvases(page: Any, selector: str) -> list[np.ndarray[Any, Any]]:
+    """What several canvases show."""
+    return [decoded(text) for text in page.eval_on_selector_all(selector, "all => all.map(one => one.toDataURL())")]
+
+
+def decoded(address: str) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))).convert("RGB")).astype(int)
+
+
+def map_keys(page: Any) -> list[str]:
+    """Keys of the maps that are shown, in their order."""
+    return str(page.get_attribute("#download", "href")).partition("=")[2].split(",")

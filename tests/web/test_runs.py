@@ -1,0 +1,53 @@
+"""Benchmarks in the explorer: the folder of a run, read as it is, and the way from its images to their pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from asking import MODEL, make_bench, make_client
+
+from aha.bench import Plan, run
+from aha.errors import OutputError
+from aha.models import TargetModel
+from aha.web.runs import read_runs
+
+METHODS = ("center_map", "edge_map")
+
+
+@pytest.fixture(scope="module")
+def study(loaded: TargetModel, gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A benchmark of two pictures for the two best classes."""
+    folder = tmp_path_factory.mktemp("bench") / "study"
+    plan = Plan(
+        model=MODEL, data=str(gallery), methods=METHODS, metrics=("ins_del(steps=2)",), targets=("top1", "top2")
+    )
+    run(plan, folder, model=loaded)
+    return folder
+
+
+def test_each_kind_of_target_is_a_run(study: Path) -> None:
+    runs = read_runs(study)
+    assert [one.name for one in runs] == [f"study: {MODEL}, top1", f"study: {MODEL}, top2"]
+    for one, rows in zip(runs, (1, 2), strict=True):
+        overview = one.overview()
+        assert (overview["model"], overview["images"], overview["methods"]) == (MODEL, 2, list(METHODS))
+        assert len(one.images("edge_map", "ins_del")) == 2 * rows
+
+
+def test_its_images_are_found_in_the_named_folders(
+    study: Path, loaded: TargetModel, gallery: Path, tmp_path: Path
+) -> None:
+    bench = make_bench(loaded, tmp_path, gallery)
+    with make_client(bench, read_runs(study)) as client:
+        images = client.get("/api/runs/0/images?method=edge_map&metric=ins_del").json()["images"]
+        assert not Path(images[0]["image"]).is_absolute()  # a benchmark names its images within their data
+        opened = client.post("/api/runs/0/images", json={"image": images[0]["image"]})
+        assert opened.status_code == 201 and opened.json()["name"] == images[0]["title"]
+    bench.jobs.close()
+
+
+def test_a_run_without_cells_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    with pytest.raises(OutputError, match="no scores yet"):
+        read_runs(tmp_path)
