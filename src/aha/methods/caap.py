@@ -12,6 +12,7 @@ from aha.errors import CapabilityError, SpecError
 from aha.methods.base import Method, method, runs_of_one_image
 from aha.methods.patching import Neighbourhood, Patching, neighbours, parallel, patchwise
 from aha.models import TargetModel
+from aha.progress import in_parts
 from aha.references import Reference, White, reference_inputs
 
 
@@ -64,7 +65,7 @@ class CAAP(Method):
         inner = TokenPatcher(self, model) if has_tokens else FeaturePatcher(self, model)
         blanks = reference_inputs(self.blank, model, images, classes)  # (B, C, H, W)
         maps = []
-        for rows in runs_of_one_image(torch.cat([images, blanks], dim=1)):  # its classes share the passes
+        for rows in in_parts([*runs_of_one_image(torch.cat([images, blanks], dim=1))]):  # its classes share the passes
             outputs, grid = inner.outputs(images[rows][:1], blanks[rows][:1])  # (N, K)
             maps += [model.score(outputs, label.expand(len(outputs))).view(grid) for label in classes[rows]]
         return torch.stack(maps)  # (B, h, w)

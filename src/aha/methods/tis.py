@@ -10,6 +10,7 @@ from torch import Tensor
 from aha.errors import SpecError
 from aha.methods.base import Method, method, runs_of_one_image, seeded_generator
 from aha.models import TargetModel
+from aha.progress import in_parts
 
 
 @method("tis", family="perturbation", needs={"tokens"}, citation="Englebert et al., ICCVW 2023")
@@ -39,7 +40,9 @@ class TIS(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         layout = model.structure(images.shape[1:]).blocks[0].layout
         maps = []
-        for rows in runs_of_one_image(images):  # one by one: clusters would follow the rounding of a larger batch
+        for rows in in_parts(
+            [*runs_of_one_image(images)]
+        ):  # one by one: clusters would follow the rounding of a larger batch
             image = images[rows][:1]
             tokens = model.block_states(image).tokens  # L + 1 of (1, T, D)
             kept = self._samples(tokens[1:], layout.prefix)  # (M, k)

@@ -16,6 +16,7 @@ from torch import Tensor
 from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.models import TargetModel
+from aha.progress import in_parts
 from aha.rows import distinct_rows
 
 Competition = Literal["shared_scale", "divide", "absolute"]
@@ -148,7 +149,7 @@ class Var(Method):
         maps: dict[tuple[int, int], Tensor] = {}
         most = max(Counter(image for image, _ in wanted).values())
         stride = max(1, model.chunks.size // most)
-        for start in range(0, len(images), stride):
+        for start in in_parts(range(0, len(images), stride)):
             part = [pair for pair in wanted if start <= pair[0] < start + stride]
             rows = torch.tensor([image for image, _ in part], device=images.device)
             chosen = torch.tensor([c for _, c in part], device=images.device)
