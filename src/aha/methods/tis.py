@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +54,9 @@ class TIS(Method):
                 scores = model.score(outputs, label.expand(len(outputs))).to(shown)  # (M,)
                 maps.append((scores @ shown / shown.sum(dim=0).clamp(min=1)).view(layout.grid))
         return torch.stack(maps).to(images)  # (B, h, w)
+
+    def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
+        return model.block_limits(size).tokens
 
     def _samples(self, tokens: list[Tensor], prefix: int) -> Tensor:
         """Indices (M, k) of the patch tokens that each sample keeps, in order."""
