@@ -1,4 +1,4 @@
-"""Black-box methods against captum, scikit-learn, shap, exact Shapley values and their definitions written as slow loops."""
+"""Black-box methods against captum, scikit-learn, shap, exact Shapley values and definitions written as slow loops."""
 
 from __future__ import annotations
 
