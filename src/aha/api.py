@@ -17,7 +17,8 @@ from aha.cards import CardMaker
 from aha.errors import ImageError, MapWarning, ModelError
 from aha.explanation import Explanation
 from aha.methods import Method, check_fit, load_method
-from aha.methods.var import Distribution, Var
+from aha.methods.distribution import Distribution
+from aha.methods.var import Var
 from aha.metrics import Sample
 from aha.models import TargetModel, load_model
 from aha.models.memory import Chunks

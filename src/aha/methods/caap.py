@@ -11,7 +11,8 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, check_fit, method, runs_of_one_image
-from aha.methods.patching import Neighbourhood, Patching, neighbours, parallel, patchwise
+from aha.methods.parallel_patching import parallel
+from aha.methods.patching import Neighbourhood, Patching, neighbours, patchwise
 from aha.models import TargetModel
 from aha.progress import in_parts
 from aha.references import Reference, White, reference_inputs
