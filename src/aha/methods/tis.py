@@ -56,7 +56,8 @@ class TIS(Method):
         return torch.stack(maps).to(images)  # (B, h, w)
 
     def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
-        return model.block_limits(size).tokens
+        why = model.block_limits(size).tokens
+        return f"it cannot be run on some of its tokens: {why}" if why else ""
 
     def _samples(self, tokens: list[Tensor], prefix: int) -> Tensor:
         """Indices (M, k) of the patch tokens that each sample keeps, in order."""
