@@ -79,7 +79,7 @@ def test_other_transformers(images: Tensor) -> None:
 def test_blocks_that_know_places_are_refused(images: Tensor) -> None:
     with pytest.raises(CapabilityError, match="some of its tokens"):
         aha.explain(randomised(InPlaceViT()), images, "tis")
-    with pytest.raises(CapabilityError, match="smooth.*some of its tokens"):
+    with pytest.raises(CapabilityError, match=r"smooth.*some of its tokens"):
         check_fit(load_method("smooth(tis)"), load_model(randomised(InPlaceViT())), (SIZE, SIZE))
     with pytest.raises(CapabilityError, match="tokens"):
         aha.explain(randomised(TinyCNN()), images, "tis")
