@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive python benchmarks/propagation_cost.py \
         [--model timm:resnet18] [--weights FILE] [--batch 1 8] [--rounds 3] [--only METHOD ...]
 
-Prints two Markdown tables of ratios.
+Prints Markdown tables of ratios.
 
 1. Each gradient, relevance, CAM and attention method that fits the model, over one bare forward and backward pass of
    the same batch down to the input. Methods that take many steps by design take four.
@@ -59,15 +59,15 @@ def number_of_steps(method: Method) -> object:
     return next((getattr(method, name) for name in STEPS if hasattr(method, name)), 1)
 
 
-def over_bare(model: TargetModel, methods: list[Method], batches: list[int], rounds: int) -> None:
-    rows: list[list[object]] = [[f"`{method.name}`", number_of_steps(method)] for method in methods]
-    for batch in batches:
-        images, classes = examples(model, batch)
-        works = {str(method): partial(method, model, images, classes) for method in methods}
-        found = costs_in_turns({**works, "bare": partial(bare, model.module, images, classes)}, rounds)
-        for row, method in zip(rows, methods, strict=True):
-            row.append(ratio(found[str(method)], found["bare"]).cpu)
-    table(["method", "steps", *(f"batch of {batch}" for batch in batches)], rows)
+def over_bare(model: TargetModel, methods: list[Method], batch: int, rounds: int) -> None:
+    """One table: each method over a bare pass of the same batch."""
+    images, classes = examples(model, batch)
+    plain = partial(bare, model.module, images, classes)
+    rows: list[list[object]] = []
+    for method in methods:
+        found = costs_in_turns({"method": partial(method, model, images, classes), "bare": plain}, rounds)
+        rows.append([f"`{method.name}`", number_of_steps(method), ratio(found["method"], found["bare"]).cpu])
+    table(["method", "steps", f"batch of {batch}"], rows)
 
 
 def var_over_separate(model: TargetModel, methods: list[Method], rounds: int) -> None:
@@ -105,7 +105,8 @@ def main() -> None:
     model = aha.load_model(options.model, weights=options.weights, pretrained=options.weights is not None, device="cpu")
     methods = candidates(model, options.only)
     print(f"{options.model}, {options.rounds} rounds, one thread, CPU time over one bare forward and backward pass\n")
-    over_bare(model, methods, options.batch, options.rounds)
+    for batch in options.batch:
+        over_bare(model, methods, batch, options.rounds)
     var_over_separate(model, [method for method in methods if method.name in SHARED], options.rounds)
 
 

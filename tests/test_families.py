@@ -198,7 +198,8 @@ def awake(module: nn.Module, gain: float = 1.5) -> nn.Module:
 def check(module: nn.Module, size: int, has_attention: bool) -> None:
     inputs = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(5))
     classes = torch.tensor([1, 2])
-    model = load_model(module, batch_size=32, input_size=size, mean=(0.5,) * 3, std=(0.5,) * 3)
+    # Logits: large random weights make probabilities that are exactly 0 or 1, whatever is hidden.
+    model = load_model(module, batch_size=32, input_size=size, mean=(0.5,) * 3, std=(0.5,) * 3, score="logit")
     before = (snapshot(module), surroundings())
     capabilities = model.capabilities
     assert capabilities >= {"gradients", "features"}
