@@ -50,8 +50,8 @@ class MDA(Method):
         window: candidates of each step; None for 2 sqrt(N).
         grid: patches per side; None for the model's own, or 14 of at least 8 pixels.
         recheck: an approximation that is several times faster: each step asks about the candidates that are new to it
-            and only so many others, those that changed the response most when they were last asked about. None asks
-            about all of them, as published.
+            and only so many others, those that did best when they were last asked about. None asks about all of them,
+            as published.
         insertion, deletion: what missing patches look like in the two phases.
     """
 
