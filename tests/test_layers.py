@@ -18,7 +18,7 @@ import aha
 ROOT = Path(aha.__file__).parent
 
 LAYERS = """
-errors statistics
+errors statistics progress
 registry images results information rows __init__
 spec scores preprocessing colours labelled relevance
 models render

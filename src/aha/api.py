@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -16,10 +17,12 @@ from aha.cards import CardMaker
 from aha.errors import ImageError, MapWarning, ModelError
 from aha.explanation import Explanation
 from aha.methods import Method, check_fit, load_method
-from aha.methods.var import Distribution, Var
+from aha.methods.distribution import Distribution
+from aha.methods.var import Var
 from aha.metrics import Sample
 from aha.models import TargetModel, load_model
 from aha.models.memory import Chunks
+from aha.progress import Listener, heard_by, part
 from aha.targets import Target, resolve_targets
 
 UPSAMPLING = "bilinear"  # ranks, and so metrics, depend on it: it is part of every manifest
@@ -35,6 +38,7 @@ def explain(
     seed: int = 0,
     batch_size: int | None = None,
     card: bool = False,
+    progress: Listener | None = None,
 ) -> Explanation:
     """Which pixels speak for a class.
 
@@ -50,16 +54,18 @@ def explain(
         batch_size: most maps computed at once; the model's own by default, halved when memory runs out.
         card: also measure how far each map can be trusted (`Explanation.cards`): deletion and insertion curves beside
             those of random, centred and edge maps, for some hundred forward passes per map.
+        progress: told, again and again, the share of the work that is done, from 0 to 1; it may raise to stop it.
 
     Returns:
         One map per image and class; see `Explanation`.
     """
-    parts = list(
-        explain_batches(model, images, method, target, labels=labels, seed=seed, batch_size=batch_size, card=card)
-    )
+    with heard_by(progress):
+        parts = list(
+            explain_batches(model, images, method, target, labels=labels, seed=seed, batch_size=batch_size, card=card)
+        )
     if not parts:
         raise ImageError("no images were given")
-    if len({part.maps.shape[1:] for part in parts}) > 1:
+    if len({found.maps.shape[1:] for found in parts}) > 1:
         raise ImageError("the images differ in size; explain them one size at a time, or with explain_batches")
     return Explanation.join(parts)
 
@@ -87,9 +93,15 @@ def explain_batches(
     chunks = model.chunks if batch_size is None else Chunks(batch_size)
     total, first = count_images(images), 0
     for batch in iter_batches(model, images, chunks.size, labels, on_error):
-        explanation = explain_batch(model, batch, method, target, seed=seed, chunks=chunks, first=first, total=total)
-        yield with_cards(model, batch, explanation, CardMaker(model, seed=seed)) if card else explanation
-        first += len(batch.inputs)
+        end = first + len(batch.inputs)
+        with part(first, end, total) if total else nullcontext():
+            explanation = explain_batch(
+                model, batch, method, target, seed=seed, chunks=chunks, first=first, total=total
+            )
+            if card:
+                explanation = with_cards(model, batch, explanation, CardMaker(model, seed=seed))
+        yield explanation
+        first = end
 
 
 def explain_batch(
@@ -163,8 +175,8 @@ def _compute(
     for chosen in dict.fromkeys(methods):
         own = torch.tensor([row for row, other in enumerate(methods) if other == chosen], device=images.device)
 
-        def work(part: slice, chosen: Method = chosen, own: Tensor = own) -> None:
-            rows = own[part]
+        def work(places: slice, chosen: Method = chosen, own: Tensor = own) -> None:
+            rows = own[places]
             if isinstance(chosen, Var):
                 found = chosen.distributions(model, images[rows], classes[rows])
                 distributions.update(zip(rows.tolist(), found, strict=True))

@@ -19,7 +19,7 @@ from torch import Tensor
 from aha import render
 from aha.cards import Card
 from aha.errors import OutputError
-from aha.methods.var import Distribution
+from aha.methods.distribution import Distribution
 from aha.preprocessing import Geometry
 from aha.results import ResultFolder, ResultItem
 

@@ -19,6 +19,7 @@ from aha.errors import ImageError, ModelError, OutputError, TargetError
 from aha.images import find_images
 from aha.methods import Method, check_fit
 from aha.models import TargetModel
+from aha.progress import Listener, heard_by, in_parts
 from aha.results import ResultFolder, result_key
 from aha.targets import resolve_targets
 
@@ -106,8 +107,8 @@ class FileRun:
         """Names of the images that are not finished yet; some of their maps may be."""
         return list(self._identities)
 
-    def run(self, batch_size: int, on_progress: Callable[[int], None] = lambda count: None) -> None:
-        """Explains what is pending; `on_progress` is told the number of images dealt with since the last call.
+    def run(self, batch_size: int, on_progress: Callable[[float], None] = lambda count: None) -> None:
+        """Explains what is pending; `on_progress` is told how many images' worth of work was done since the last call.
 
         Whatever ends it, an interrupt included, the manifest lists what is done.
         """
@@ -120,10 +121,10 @@ class FileRun:
         try:
             if self._identities:
                 for batch in iter_batches(self._model, self.pending, batch_size, on_error=on_error):
-                    for method in self._methods:
-                        self._explain(batch, method)
+                    with heard_by(_since_last_time(on_progress, len(batch.subjects))):
+                        for method in in_parts(self._methods):
+                            self._explain(batch, method)
                     self.done += len(batch.subjects)
-                    on_progress(len(batch.subjects))
         finally:
             if len(self._results):
                 self.manifest = self._results.finish()
@@ -167,6 +168,18 @@ class FileRun:
             "input_size": list(preprocessing.size),
             "fit": preprocessing.fit,
         }
+
+
+def _since_last_time(on_progress: Callable[[float], None], images: int) -> Listener:
+    """Hears what share of the work on some images is done, and hands on how much was added."""
+    told = 0.0
+
+    def listener(share: float) -> None:
+        nonlocal told
+        on_progress(images * (share - told))
+        told = share
+
+    return listener
 
 
 def _count_classes(target: str, model: TargetModel) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor
 from aha.errors import SpecError
 from aha.models import TargetModel
 from aha.perturbation import blend
+from aha.progress import in_parts
 from aha.references import Reference, ZerosNormalised
 from aha.scores import Score
 
@@ -86,9 +87,8 @@ def explain_each(
     # the copies have different blanks and are different questions.
     is_new = ((images[1:] != images[:-1]) | (blanks[1:] != blanks[:-1])).flatten(1).any(dim=1)  # (B - 1,)
     bounds = [0, *(is_new.nonzero().flatten() + 1).tolist(), len(images)]
-    return torch.cat(
-        [explain(Question(model, images[i], blanks[i], classes[i:end], score)) for i, end in pairwise(bounds)]
-    )
+    rows = in_parts([*pairwise(bounds)])
+    return torch.cat([explain(Question(model, images[i], blanks[i], classes[i:end], score)) for i, end in rows])
 
 
 def blank_inputs(reference: Reference, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:

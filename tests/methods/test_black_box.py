@@ -1,4 +1,4 @@
-"""Black-box methods against captum, scikit-learn, exact Shapley values and their definitions written as slow loops."""
+"""Black-box methods against captum, scikit-learn, shap, exact Shapley values and definitions written as slow loops."""
 
 from __future__ import annotations
 
@@ -226,6 +226,20 @@ def test_kernel_shap_over_nine_patches_is_exact() -> None:
     gains = (table[codes] - table[0])[:, None]
     found = shapley_regression(present.double(), gains, weights, (table[-1] - table[0])[None])
     agrees(found[:, 0], torch.tensor(exact_shapley(value, 9), dtype=torch.float64), 1e-9)
+
+
+def test_kernel_shap_equals_the_shap_package(module: nn.Module, images: Tensor) -> None:
+    """Its KernelExplainer over all coalitions of four patches, asked about the presence of each."""
+    shap = pytest.importorskip("shap")
+    ours = native(module, images, "kernel_shap(parts=patches(grid=2))")
+    for row, chosen in enumerate(CHOSEN.tolist()):
+
+        def game(present: np.ndarray, row: int = row, chosen: int = chosen) -> np.ndarray:
+            return coalition_scores(module, images[row], chosen, torch.from_numpy(present > 0.5), 2)
+
+        explainer = shap.KernelExplainer(game, np.zeros((1, 4)))
+        theirs = explainer.shap_values(np.ones(4), nsamples=14, l1_reg=False, silent=True)
+        agrees(ours[row].flatten(), torch.from_numpy(np.asarray(theirs)).flatten(), 1e-6)
 
 
 def test_sampled_kernel_shap_approaches_the_exact_values(images: Tensor) -> None:

@@ -14,7 +14,7 @@ from aha.methods import load_method
 from aha.methods.concave import concave_increments
 from aha.methods.mda import MDA, default_guide
 from aha.methods.patch_order import Order, order_weighted
-from aha.methods.patch_search import cell_indices
+from aha.methods.patch_search import cell_indices, greedy, promising
 from aha.models import TargetModel, load_model
 from aha.references import Black, Blur
 from fakes import SIZE, TinyCNN, plain_module, randomised, tiny_vit
@@ -230,3 +230,39 @@ def test_references_are_parameters(images: Tensor) -> None:
         load_method("mda(insertion=adaptive_blur(smallest=3, largest=3, threshold=0.0))")(
             loaded(randomised(TinyCNN())), images[:1].double(), torch.tensor([0])
         )
+
+
+# Asking less
+
+
+@pytest.mark.parametrize("recheck", [1, 3])
+def test_rechecking_few_candidates_is_exact_where_patches_add_up(recheck: int) -> None:
+    """What a patch adds never changes then, so that what was known of it still holds."""
+    weights = torch.randn(16, generator=torch.Generator().manual_seed(2))
+    asked = [0, 0]
+
+    def ask(turn: int, masks: Tensor) -> Tensor:
+        asked[turn] += len(masks)
+        return masks.float() @ weights
+
+    places = torch.randperm(16, generator=torch.Generator().manual_seed(3)).tolist()
+    full = greedy(lambda masks: ask(0, masks), places, 16, window=8)
+    lazy = greedy(lambda masks: ask(1, masks), places, 16, window=8, recheck=recheck)
+    assert lazy == full
+    assert asked[1] < 0.7 * asked[0]
+
+
+def test_what_is_new_or_was_best_is_asked_again() -> None:
+    added = {3: 0.1, 5: 0.4, 6: -1.0, 8: 0.2}
+    assert promising([8, 1, 6, 5, 3], added, 2) == [8, 1, 5]
+    assert promising([8, 1, 6, 5, 3], added, None) == [8, 1, 6, 5, 3]
+
+
+def test_an_order_found_by_rechecking_is_whole_and_cheaper(image: Tensor) -> None:
+    model, passes = loaded(randomised(TinyCNN())), []
+    for recheck in (None, 1):
+        model.passes.clear()
+        (order,) = MDA(grid=4, recheck=recheck).search(model, image, torch.tensor([1]))
+        passes.append(model.passes["forward"])
+        assert sorted(order.places.tolist()) == list(range(16))
+    assert passes[1] < 0.7 * passes[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import aha
 from aha.errors import CapabilityError, SpecError
-from aha.methods import load_method
+from aha.methods import check_fit, load_method
 from aha.methods.base import seeded_generator
 from aha.methods.tis import k_means, subsets
 from aha.models import load_model
@@ -79,6 +79,8 @@ def test_other_transformers(images: Tensor) -> None:
 def test_blocks_that_know_places_are_refused(images: Tensor) -> None:
     with pytest.raises(CapabilityError, match="some of its tokens"):
         aha.explain(randomised(InPlaceViT()), images, "tis")
+    with pytest.raises(CapabilityError, match=r"smooth.*some of its tokens"):
+        check_fit(load_method("smooth(tis)"), load_model(randomised(InPlaceViT())), (SIZE, SIZE))
     with pytest.raises(CapabilityError, match="tokens"):
         aha.explain(randomised(TinyCNN()), images, "tis")
 

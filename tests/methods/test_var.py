@@ -17,7 +17,8 @@ import aha
 from aha.errors import OutputError, SpecError, TargetError
 from aha.explanation import Explanation
 from aha.methods import Method, load_method
-from aha.methods.var import Distribution, Var, chosen_rivals, class_shares
+from aha.methods.distribution import Distribution
+from aha.methods.var import Var, chosen_rivals, class_shares
 from aha.models import TargetModel, load_model
 from aha.mosaics import Mosaic
 from command_line import MODEL, assert_refused, items, picture, run

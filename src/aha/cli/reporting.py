@@ -66,7 +66,7 @@ def answer(programs: Callable[[], Any], people: Callable[[], str], *, json: bool
 
 
 @contextmanager
-def progress_bar(task: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+def progress_bar(task: str, total: int, *, shown: bool) -> Iterator[Callable[[float], None]]:
     """A function that advances a bar with the time left, on stderr; draws nothing unless that is a terminal."""
     if not (shown and sys.stderr.isatty()):
         yield lambda count: None

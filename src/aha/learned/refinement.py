@@ -20,6 +20,7 @@ from aha.learned.explainer import Explainer
 from aha.learned.loss import ObjectiveConfig, isolated_peaks, perturbed_scores, soft_masks
 from aha.learned.regions import grid_regions, stratified_counts
 from aha.models import TargetModel
+from aha.progress import in_parts
 from aha.references import Black, Blur, Mean, Reference
 
 
@@ -96,7 +97,7 @@ def refine(
         judge: the model whose answers the maps move towards, if it is another than the target (paper A.3).
     """
     refining = Refining.start(explainer, target, inputs, classes, config or RefinementConfig(), judge)
-    for _ in range(rounds):
+    for _ in in_parts(range(rounds)):
         refining.losses()
         refining.step()
     return refining.maps()
@@ -122,7 +123,7 @@ def refine_until_settled(
     refining = Refining.start(explainer, target, inputs, classes, config)
     best_maps, best_losses = refining.maps(), refining.losses()
     taken = torch.zeros_like(going)
-    for _ in range(most):
+    for _ in in_parts(range(most)):
         refining.step()
         taken[going] += 1
         maps, losses = refining.maps(), refining.losses()

@@ -10,6 +10,7 @@ from torch import Tensor
 from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.models import TargetModel, Trace
+from aha.progress import in_parts
 
 
 @method(
@@ -54,7 +55,7 @@ def reasoning_feedback(model: TargetModel, images: Tensor, classes: Tensor, step
     traces: list[Trace] = []
     stride = max(1, model.chunks.size // len(images))  # small batches take several steps per pass
     total: Tensor | None = None
-    for first in range(0, steps, stride):
+    for first in in_parts(range(0, steps, stride)):
         places = torch.arange(first, min(first + stride, steps)).to(images) / (steps - 1)  # (S,)
         points = (places.view(-1, 1, 1, 1, 1) * images).flatten(0, 1)  # (S*B, C, H, W)
         repeated = classes.repeat(len(places))

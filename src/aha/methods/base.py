@@ -56,6 +56,10 @@ class Method(Spec):
         """Capabilities that the model must have for these parameters; a wrapper adds those of its inner methods."""
         return self.required.union(*(inner.needs for inner in self._inner()))
 
+    def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
+        """Why a model that has all it needs cannot serve it for inputs of this size; empty where it can."""
+        return next((why for inner in self._inner() if (why := inner.refusal(model, size))), "")
+
     def seeded(self, seed: int) -> Self:
         """The same method with every open `seed`, its inner methods' included, filled in."""
         changes: dict[str, object] = {}
@@ -110,6 +114,9 @@ def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = N
     structure = model.structure(size)
     lacking = sorted(chosen.needs - structure.capabilities)
     if not lacking:
+        why = chosen.refusal(model, size)
+        if why:
+            raise CapabilityError(f"{chosen} does not fit {model.spec}: {why}")
         return
     reasons = {structure.missing.get(need, "") for need in lacking} - {""}
     because = f" ({'; '.join(sorted(reasons))})" if reasons else ""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from aha.errors import CapabilityError, SpecError
-from aha.methods.base import Method, method, runs_of_one_image
-from aha.methods.patching import Neighbourhood, Patching, neighbours, parallel, patchwise
+from aha.errors import SpecError
+from aha.methods.base import Method, check_fit, method, runs_of_one_image
+from aha.methods.parallel_patching import parallel
+from aha.methods.patching import Neighbourhood, Patching, neighbours, patchwise
 from aha.models import TargetModel
+from aha.progress import in_parts
 from aha.references import Reference, White, reference_inputs
 
 
@@ -60,14 +63,25 @@ class CAAP(Method):
             raise SpecError(f"caap: 0 <= first <= last is needed, not first={self.first}, last={self.last}")
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        check_fit(self, model, images.shape[1:])
         has_tokens = "tokens" in model.structure(images.shape[1:]).capabilities
         inner = TokenPatcher(self, model) if has_tokens else FeaturePatcher(self, model)
         blanks = reference_inputs(self.blank, model, images, classes)  # (B, C, H, W)
         maps = []
-        for rows in runs_of_one_image(torch.cat([images, blanks], dim=1)):  # its classes share the passes
+        for rows in in_parts([*runs_of_one_image(torch.cat([images, blanks], dim=1))]):  # its classes share the passes
             outputs, grid = inner.outputs(images[rows][:1], blanks[rows][:1])  # (N, K)
             maps += [model.score(outputs, label.expand(len(outputs))).view(grid) for label in classes[rows]]
         return torch.stack(maps)  # (B, h, w)
+
+    def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
+        if self.form != "efficient":
+            return ""
+        if "tokens" not in model.structure(size).capabilities:
+            return "this form needs tokens; leave out form"
+        layout = model.structure(size).blocks[0].layout
+        reads_places = bool(model.readout(size)[layout.prefix :].any())
+        why = model.block_limits(size).attention or "its head reads places, not only a class token" * reads_places
+        return f"{why}; leave out form" if why else ""
 
     def last_of(self, count: int, what: str) -> int:
         """The last level of which activations are taken, of `count`."""
@@ -89,9 +103,6 @@ class TokenPatcher:
         method, model = self._method, self._model
         patching, grid = self.patching(image)
         refusal = model.block_limits(image.shape[1:]).attention
-        if method.form == "efficient" and (refusal or patching.all_live):
-            why = refusal or "its head reads places, not only a class token"
-            raise CapabilityError(f"caap(form='efficient') does not fit {model.spec}: {why}; leave out form")
         is_patchwise = method.form == "patchwise" or bool(refusal) or patching.all_live
         if not torch.equal(blank, self._blank):
             self._blank_states = model.block_states(blank, attention=not is_patchwise)
@@ -130,8 +141,6 @@ class FeaturePatcher:
     def outputs(self, image: Tensor, blank: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Outputs (N, K), one row for each place of the feature map, and its size."""
         model, method = self._model, self._method
-        if method.form == "efficient":
-            raise CapabilityError(f"caap(form='efficient') needs tokens; {model.spec} has none; leave out form")
         stage = max(0, method.last_of(len(model.structure(image.shape[1:]).stages), "stages") - 1)
         (maps,), _ = model.features(torch.cat([image, blank]), [stage])  # (2, C, h, w)
         grid = (maps.shape[-2], maps.shape[-1])

@@ -14,6 +14,7 @@ from aha.masking import Question, Scale, explain_each
 from aha.methods.base import Method, method
 from aha.models import TargetModel
 from aha.perturbation import blend
+from aha.progress import in_parts
 from aha.references import Blur, Reference
 
 STEP, SIGMA, COLDNESS = 7, 21.0, 20.0  # pixels between mask parameters, reach of each in pixels, of the smooth maximum
@@ -49,7 +50,9 @@ class ExtremalPerturbation(Method):
 
     def _explain(self, question: Question) -> Tensor:
         # One class at a time: many steps would blow up the rounding differences between batches of different sizes.
-        return torch.stack([self._masks(question, chosen).mean(dim=0) for chosen in question.classes])  # (k, h, w)
+        return torch.stack(
+            [self._masks(question, chosen).mean(dim=0) for chosen in in_parts([*question.classes])]
+        )  # (k, h, w)
 
     def _masks(self, question: Question, chosen: Tensor) -> Tensor:
         """The masks (areas, h, w) of one class."""
@@ -58,7 +61,7 @@ class ExtremalPerturbation(Method):
         parameters = image.new_ones(count, height, width)
         goals = sorted_goals(self.areas, height * width).to(image)  # (areas, h w)
         velocity, weight = torch.zeros_like(parameters), AREA_WEIGHT
-        for step in range(self.steps):
+        for step in in_parts(range(self.steps)):
             with torch.enable_grad():
                 leaf = parameters.requires_grad_()
                 masks = smooth_masks(leaf)

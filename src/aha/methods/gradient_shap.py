@@ -13,6 +13,7 @@ from aha.methods.base import Method, method, seeded_generator
 from aha.methods.gradient import ChannelRule, over_channels
 from aha.methods.integrated_gradients import baseline_inputs
 from aha.models import TargetModel
+from aha.progress import in_parts
 
 
 @method("gradient_shap", family="gradient", needs={"gradients"}, citation="Lundberg & Lee, NeurIPS 2017")
@@ -48,7 +49,7 @@ class GradientSHAP(Method):
         fixed = None if self.baseline == "colours" else baseline_inputs(self.baseline, model, images)
         total = torch.zeros_like(images)
         stride = max(1, model.chunks.size // len(images))  # small batches take several draws per pass
-        for first in range(0, self.n, stride):
+        for first in in_parts(range(0, self.n, stride)):
             points, paths = [], []
             for _ in range(min(stride, self.n - first)):
                 # One draw per image shape, shared by the batch: an image's map does not depend on its neighbours.

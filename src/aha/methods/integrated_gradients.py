@@ -13,6 +13,7 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.methods.gradient import ChannelRule, over_channels
 from aha.models import TargetModel
+from aha.progress import in_parts
 
 Baseline = Literal["zeros", "black", "white"]
 Quadrature = Literal["gauss_legendre", "midpoint", "trapezoid"]
@@ -43,7 +44,7 @@ class IntegratedGradients(Method):
         total = torch.zeros_like(images)
         places, weights = quadrature(self.steps, self.rule)
         stride = max(1, model.chunks.size // len(images))  # small batches take several steps per pass
-        for first in range(0, self.steps, stride):
+        for first in in_parts(range(0, self.steps, stride)):
             a = torch.tensor(places[first : first + stride], dtype=images.dtype, device=images.device)
             w = torch.tensor(weights[first : first + stride], dtype=images.dtype, device=images.device)
             points = start + a.view(-1, 1, 1, 1, 1) * path  # (S, B, C, H, W)

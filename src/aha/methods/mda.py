@@ -17,6 +17,7 @@ from aha.methods.base import METHODS, Method, method
 from aha.methods.patch_order import Order
 from aha.methods.patch_search import Responses, cell_indices, greedy, shown_first
 from aha.models import TargetModel
+from aha.progress import in_parts
 from aha.references import Black, Blur, Reference, reference_inputs
 
 CELLS = 14  # per side, where the model has no patches of its own: those of ViT-B/16 at 224 pixels
@@ -48,6 +49,9 @@ class MDA(Method):
         gamma: 0 for the sparse form, 1 for the dense one. For several values at the cost of one, see `search`.
         window: candidates of each step; None for 2 sqrt(N).
         grid: patches per side; None for the model's own, or 14 of at least 8 pixels.
+        recheck: an approximation that is several times faster: each step asks about the candidates that are new to it
+            and only so many others, those that did best when they were last asked about. None asks about all of them,
+            as published.
         insertion, deletion: what missing patches look like in the two phases.
     """
 
@@ -57,6 +61,7 @@ class MDA(Method):
     gamma: float = 0.0
     window: int | None = None
     grid: int | None = None
+    recheck: int | None = None
     insertion: Reference = field(default_factory=Blur)
     deletion: Reference = field(default_factory=Black)
 
@@ -74,7 +79,7 @@ class MDA(Method):
     def search(self, model: TargetModel, images: Tensor, classes: Tensor) -> list[Order]:
         """The order and its responses for each image; `Order.values` makes any density of them without the model."""
         return [  # one by one: an order must not depend on how rounding differs with the neighbours in a batch
-            self._search(model, images[row : row + 1], classes[row : row + 1]) for row in range(len(images))
+            self._search(model, images[row : row + 1], classes[row : row + 1]) for row in in_parts(range(len(images)))
         ]
 
     def _search(self, model: TargetModel, image: Tensor, label: Tensor) -> Order:
@@ -88,10 +93,10 @@ class MDA(Method):
         )
         count = len(ranked)
         whole = float(on_blur(torch.ones(1, count, dtype=torch.bool)))
-        first = greedy(on_blur, ranked, count, window, enough=self.tau * whole)
+        first = greedy(on_blur, ranked, count, window, enough=self.tau * whole, recheck=self.recheck)
         taken = set(first)
         rest = [place for place in reversed(ranked) if place not in taken]
-        last = greedy(lambda masks: -on_black(masks), rest, count, window)
+        last = greedy(lambda masks: -on_black(masks), rest, count, window, recheck=self.recheck)
         order = torch.tensor([*first, *reversed(last)])
         return Order(order, on_blur(shown_first(order)), on_black(shown_first(order.flip(0))).flip(0), grid)
 

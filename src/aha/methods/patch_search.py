@@ -6,7 +6,7 @@ Shapes: N patches of one image; masks (R, N), true where the image shows; respon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from aha.models import TargetModel
 from aha.perturbation import blend
+from aha.progress import part
 
 Ask = Callable[[Tensor], Tensor]
 """Masks (R, N) of shown patches -> model responses (R,)."""
@@ -51,27 +52,43 @@ class Responses:
         return torch.tensor([self.known[key] for key in keys])
 
     def _ask(self, masks: Tensor) -> list[float]:
-        def run(part: slice) -> Tensor:
-            keep = masks[part].to(self.cells.device)[:, self.cells]  # (r, H, W)
+        def run(rows: slice) -> Tensor:
+            keep = masks[rows].to(self.cells.device)[:, self.cells]  # (r, H, W)
             return self.model.scores(blend(self.image, self.blank, keep), self.label.expand(len(keep)))
 
         answers: list[float] = torch.cat(self.model.chunks.run(run, len(masks))).tolist()
         return answers
 
 
-def greedy(ask: Ask, places: Sequence[int], count: int, window: int, enough: float = math.inf) -> list[int]:
+def greedy(
+    ask: Ask, places: Sequence[int], count: int, window: int, enough: float = math.inf, recheck: int | None = None
+) -> list[int]:
     """Of `count` patches, the given `places` by how much each raises the response; it ends at `enough` (eq. 4).
 
-    Each step looks at the `window` first that are free; of equal answers, the first wins.
+    Each step looks at the `window` first that are free; of equal answers, the first wins. With `recheck`, a step asks
+    only about those that it sees for the first time and the `recheck` that added most when they were last asked about.
     """
     left, taken = list(places), []
     shown = torch.zeros(1, count, dtype=torch.bool)
     response = float(ask(shown))
+    added: dict[int, float] = {}  # by each place when it was last asked about
     while left and response < enough:
-        candidates = torch.tensor(left[:window])
-        answers = ask(shown.repeat(len(candidates), 1).scatter_(1, candidates[:, None], True))
+        with part(count - len(left), count - len(left) + 1, count):
+            candidates = torch.tensor(promising(left[:window], added, recheck))
+            answers = ask(shown.repeat(len(candidates), 1).scatter_(1, candidates[:, None], True))
+        added |= zip(candidates.tolist(), (answers - response).tolist(), strict=True)
         best = int(answers.argmax())
         response = float(answers[best])
-        taken.append(left.pop(best))
+        taken.append(int(candidates[best]))
+        left.remove(taken[-1])
         shown[0, taken[-1]] = True
     return taken
+
+
+def promising(places: Sequence[int], added: Mapping[int, float], recheck: int | None) -> list[int]:
+    """The places, in their order, that are new or among the `recheck` known ones that added most; None for all."""
+    known = [place for place in places if place in added]
+    if recheck is None or len(known) <= recheck:
+        return list(places)
+    dropped = set(sorted(known, key=added.__getitem__, reverse=True)[recheck:])
+    return [place for place in places if place not in dropped]

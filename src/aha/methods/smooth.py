@@ -10,6 +10,7 @@ from torch import Tensor
 from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
 from aha.models import TargetModel
+from aha.progress import in_parts
 
 
 @method("smooth", family="wrapper", citation="Smilkov et al., 2017")
@@ -31,7 +32,7 @@ class Smooth(Method):
         generator = seeded_generator(self.seed)
         scale = self.sigma * (images.amax(dim=(1, 2, 3)) - images.amin(dim=(1, 2, 3)))  # (B,)
         total: Tensor | None = None
-        for _ in range(self.n):
+        for _ in in_parts(range(self.n)):
             # One draw per image shape, shared by the batch: an image's map does not depend on its neighbours.
             noise = torch.randn(images.shape[1:], generator=generator).to(images)  # (C, H, W)
             maps = self.inner(model, images + scale.view(-1, 1, 1, 1) * noise, classes)  # (B, h, w)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from aha.errors import SpecError
 from aha.methods.base import Method, method, runs_of_one_image, seeded_generator
 from aha.models import TargetModel
+from aha.progress import in_parts
 
 
 @method("tis", family="perturbation", needs={"tokens"}, citation="Englebert et al., ICCVW 2023")
@@ -39,7 +41,9 @@ class TIS(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         layout = model.structure(images.shape[1:]).blocks[0].layout
         maps = []
-        for rows in runs_of_one_image(images):  # one by one: clusters would follow the rounding of a larger batch
+        for rows in in_parts(
+            [*runs_of_one_image(images)]
+        ):  # one by one: clusters would follow the rounding of a larger batch
             image = images[rows][:1]
             tokens = model.block_states(image).tokens  # L + 1 of (1, T, D)
             kept = self._samples(tokens[1:], layout.prefix)  # (M, k)
@@ -50,6 +54,10 @@ class TIS(Method):
                 scores = model.score(outputs, label.expand(len(outputs))).to(shown)  # (M,)
                 maps.append((scores @ shown / shown.sum(dim=0).clamp(min=1)).view(layout.grid))
         return torch.stack(maps).to(images)  # (B, h, w)
+
+    def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
+        why = model.block_limits(size).tokens
+        return f"it cannot be run on some of its tokens: {why}" if why else ""
 
     def _samples(self, tokens: list[Tensor], prefix: int) -> Tensor:
         """Indices (M, k) of the patch tokens that each sample keeps, in order."""

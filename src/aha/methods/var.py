@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -10,66 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, method
+from aha.methods.distribution import Distribution
 from aha.models import TargetModel
+from aha.progress import in_parts
 from aha.rows import distinct_rows
 
 Competition = Literal["shared_scale", "divide", "absolute"]
-_ROUNDING = 8  # shares of equal maps differ from 1 / K by a few units in the last place
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """How K classes share each place of one image; the explained class is among them.
-
-    Attributes:
-        classes: the K compared classes.
-        target: place of the explained class among them.
-        maps: base maps (K, h, w).
-        shares: the distribution over classes (K, h, w), which sums to one at every place.
-        labels: their names.
-        margin: by how much a share must exceed 1 / K to count; None counts everything.
-    """
-
-    classes: tuple[int, ...]
-    target: int
-    maps: Tensor
-    shares: Tensor
-    labels: tuple[str, ...] = ()
-    margin: float | None = 0.0
-
-    def discriminative(self, index: int | None = None) -> Tensor:
-        """Evidence (h, w) of one class, the explained one by default, where it beats chance among its rivals."""
-        index = self.target if index is None else index
-        won = self.maps[index] * self.shares[index]
-        if self.margin is None:
-            return won
-        least = 1 / len(self.classes) + self.margin + _ROUNDING * torch.finfo(self.shares.dtype).eps
-        return torch.where(self.shares[index] > least, won, 0)
-
-    def shared(self) -> Tensor:
-        """Evidence (h, w) that the classes have in common: their mean positive map, weighted by how evenly they share.
-
-        The weight is the entropy of the shares over that of equal shares: 1 where no class wins, 0 where one has all.
-        """
-        entropy: Tensor = -torch.special.xlogy(self.shares, self.shares).sum(dim=0)
-        return self.maps.relu().mean(dim=0) * entropy / math.log(len(self.classes))
-
-    def dominant(self) -> Tensor:
-        """Place (h, w) among the classes of the one with the largest share."""
-        return self.shares.argmax(dim=0)
-
-    def resized(self, size: tuple[int, int]) -> Distribution:
-        """The same at another resolution; shares still sum to one."""
-
-        def enlarge(values: Tensor) -> Tensor:
-            return F.interpolate(values[None].float(), size=size, mode="bilinear", align_corners=False)[0].cpu()
-
-        return replace(self, maps=enlarge(self.maps), shares=enlarge(self.shares))
 
 
 @method("var", family="wrapper", citation="Walter et al., arXiv:2503.07346")
@@ -148,7 +97,7 @@ class Var(Method):
         maps: dict[tuple[int, int], Tensor] = {}
         most = max(Counter(image for image, _ in wanted).values())
         stride = max(1, model.chunks.size // most)
-        for start in range(0, len(images), stride):
+        for start in in_parts(range(0, len(images), stride)):
             part = [pair for pair in wanted if start <= pair[0] < start + stride]
             rows = torch.tensor([image for image, _ in part], device=images.device)
             chosen = torch.tensor([c for _, c in part], device=images.device)

@@ -14,6 +14,7 @@ from torch import Tensor
 from aha.errors import SpecError
 from aha.methods.base import Method, method, runs_of_one_image, seeded_generator
 from aha.models import TargetModel
+from aha.progress import in_parts
 
 
 @method("vit_cx", family="perturbation", needs={"features"}, citation="Xie et al., IJCAI 2023")
@@ -45,7 +46,9 @@ class ViTCX(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         stage = model.cam_stage(images.shape[1:])
         maps = []
-        for rows in runs_of_one_image(images):  # one by one: clusters would follow the rounding of a larger batch
+        for rows in in_parts(
+            [*runs_of_one_image(images)]
+        ):  # one by one: clusters would follow the rounding of a larger batch
             image = images[rows][:1]
             (features,), outputs = model.features(image, [stage])
             masks = clustered_masks(

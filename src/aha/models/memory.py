@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 import torch
 
 from aha.errors import ModelError
+from aha.progress import part
 
 T = TypeVar("T")
 
@@ -83,7 +84,8 @@ class Chunks:
         while start < count:
             size = min(self.size, count - start)
             try:
-                result = work(slice(start, start + size))
+                with part(start, start + size, count):
+                    result = work(slice(start, start + size))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise

@@ -155,7 +155,7 @@ class RunnableModel:
     def _answer(self, inputs: Tensor) -> Tensor:
         """Outputs of one forward pass, as many rows as the model may give."""
         # A copy, because a model may work in place on its input, and the caller's tensor is not ours to change.
-        outputs = read_outputs(self.module(inputs.to(self.dtype).clone()), self._output)
+        outputs = read_outputs(self.module(inputs.to(self.dtype, copy=True)), self._output)
         self._num_classes = self.score.num_classes(outputs)
         return outputs.float() if outputs.dtype in _HALF.values() else outputs
 

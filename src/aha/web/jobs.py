@@ -73,6 +73,10 @@ class Job:
         if time.monotonic() > self.deadline:
             raise AhaError("this took too long and was stopped; choose fewer steps or samples")
 
+    def report(self, share: float) -> None:
+        """Called by the work itself: this share of it is done."""
+        self.done = share
+
     def as_dict(self) -> dict[str, Any]:
         """The job as JSON."""
         since = self.started or self.asked

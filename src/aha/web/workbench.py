@@ -23,6 +23,7 @@ from aha.methods.var import Var
 from aha.metrics import Case, Sample
 from aha.metrics.curves import AVERAGE
 from aha.metrics.ins_del import InsDel
+from aha.progress import heard_by
 from aha.references import Reference
 from aha.registry import nearest_names
 from aha.results import result_key
@@ -92,8 +93,10 @@ class Workbench:
         self._check(picture, served, [target])
         key = self._map_key(served, picture, chosen, target)
 
-        def work(_job: Job) -> None:
-            found = explain_batch(served.model, self.pictures.batch(picture, served.model), chosen, target, seed=SEED)
+        def work(job: Job) -> None:
+            with heard_by(job.report):
+                batch = self.pictures.batch(picture, served.model)
+                found = explain_batch(served.model, batch, chosen, target, seed=SEED)
             self._put_map(
                 served, picture, chosen, target, found.maps[0], score=float(found.scores[0]), seconds=found.seconds
             )
@@ -162,9 +165,10 @@ class Workbench:
         versions = served.explainer_versions(inner)
         key = self._key(served, "contrast", picture, chosen.in_full(), versions, classes[0])
 
-        def work(_job: Job) -> None:
+        def work(job: Job) -> None:
             batch = self.pictures.batch(picture, served.model)
-            explanation = explain_batch(served.model, batch, chosen, classes[0], seed=SEED)
+            with heard_by(job.report):
+                explanation = explain_batch(served.model, batch, chosen, classes[0], seed=SEED)
             (found,) = explanation.distribution
             won = torch.stack([found.discriminative(index) for index in range(len(found.classes))])
             outputs = served.model.outputs(batch.inputs)

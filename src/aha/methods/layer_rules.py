@@ -1,0 +1,162 @@
+"""How relevance goes back through each operation of a convolutional network (LRP)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aha.relevance import (
+    DENSE,
+    PASSING,
+    Layer,
+    box_relevance,
+    flat_relevance,
+    layer_relevance,
+    matrix_product,
+    passed_on,
+    pooled,
+    product,
+    propagate,
+    quotient,
+    transposed,
+)
+
+Kind = Literal["epsilon", "gamma", "zplus", "flat", "box"]
+
+
+class Kinds(NamedTuple):
+    """The rules of the first convolution, of the others, and of dense layers."""
+
+    first: Kind
+    convolution: Kind
+    dense: Kind
+
+
+@dataclass
+class LayerRules:
+    """The rules of one forward pass; it knows which convolution comes first, and which one a batch norm follows."""
+
+    kinds: Kinds
+    epsilon: float
+    gamma: float
+    with_bias: bool = True
+    bounds: tuple[Tensor, ...] | None = None
+    _is_first: bool = True
+    _last: dict[str, Any] = field(default_factory=dict)  # the last convolution: its output, and what it was made of
+
+    def table(self) -> dict[str, Callable[..., Any]]:
+        """Operation -> rule."""
+        return {
+            **PASSING,
+            "conv2d": self.conv2d,
+            "linear": self.linear,
+            "batch_norm": self.batch_norm,
+            "add": self.add,
+            "mul": product,
+            "softmax": lambda *args, **options: F.softmax(*args, **options).detach(),
+            "matmul": self.matmul,
+            "mean": lambda x, *args, **options: self._average(x, lambda y: torch.mean(y, *args, **options)),
+            "avg_pool2d": lambda x, *args, **options: self._average(x, lambda y: F.avg_pool2d(y, *args, **options)),
+            "adaptive_avg_pool2d": lambda x, size: self._average(x, lambda y: F.adaptive_avg_pool2d(y, size)),
+        }
+
+    def conv2d(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **options: Any) -> Tensor:
+        """A convolution, the first of them by its own rule."""
+
+        def forward(x: Tensor, weight: Tensor) -> Tensor:
+            return F.conv2d(x, weight, None, *args, **options)
+
+        layer = Layer(forward, lambda values, weight, x: transposed(lambda leaf: forward(leaf, weight), x, values))
+        kind = self.kinds.first if self._is_first else self.kinds.convolution
+        self._is_first = False
+        shift = None if bias is None else bias.detach().view(-1, 1, 1)
+        value = F.conv2d(x, weight, bias, *args, **options)
+        output = self._layer(kind, value, x, weight.detach(), shift, layer)
+        self._last = {"output": output, "x": x, "weight": weight.detach(), "shift": shift, "layer": layer}
+        self._last["kind"] = kind
+        return output
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """A dense layer, or a convolution of one pixel if x has places or tokens."""
+        self._is_first = False
+        kind = self.kinds.convolution if x.dim() > 2 else self.kinds.dense
+        shift = None if bias is None else bias.detach()
+        return self._layer(kind, F.linear(x, weight, bias), x, weight.detach(), shift, DENSE)
+
+    def batch_norm(
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        variance: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """Merged with the convolution whose output it reads: `a (w x + b - mean) + bias`; or passed on."""
+        value = F.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
+        last = self._last
+        if x is not last.get("output") or mean is None or variance is None or training:
+            return passed_on(value, x)
+        factor = (variance + eps).rsqrt() if weight is None else weight.detach() * (variance + eps).rsqrt()
+        shift = -mean.view(-1, 1, 1) if last["shift"] is None else last["shift"] - mean.view(-1, 1, 1)
+        shift = factor.view(-1, 1, 1) * shift + (0 if bias is None else bias.detach().view(-1, 1, 1))
+        merged = last["weight"] * factor.view(-1, 1, 1, 1)
+        return self._layer(last["kind"], value, last["x"], merged, shift, last["layer"])
+
+    def add(self, a: Any, b: Any, **options: Any) -> Tensor:
+        """A residual connection; what does not depend on the image only shifts."""
+        value: Tensor = torch.add(a, b, **options)
+        whole = [x for x in (a, b) if isinstance(x, Tensor) and x.shape == value.shape and x.requires_grad]
+        signals = [x for x in whole if not isinstance(x, nn.Parameter)]
+        if len(signals) < 2:
+            return passed_on(value, signals[0]) if signals else value
+        by_value, epsilon = self._by_value, self.epsilon
+
+        def back(relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+            sizes = (a, b) if by_value else (a.abs(), b.abs())
+            s = quotient(relevance, sizes[0] + sizes[1], epsilon if by_value else 0.0)
+            return sizes[0] * s, sizes[1] * s
+
+        return propagate(value, back, a, b)
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        """A product of matrices; with attention weights, which are constant, all goes to the values."""
+        share = 0.5 if a.requires_grad and b.requires_grad else 1.0
+        return matrix_product(a, b, self.linear, share=share, epsilon=self.epsilon)
+
+    @property
+    def _by_value(self) -> bool:
+        return self.kinds.convolution == "epsilon"
+
+    def _average(self, x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
+        return pooled(x, operation, epsilon=self.epsilon if self._by_value else None)
+
+    def _layer(
+        self, kind: Kind, value: Tensor, x: Tensor, weight: Tensor, shift: Tensor | None, layer: Layer
+    ) -> Tensor:
+        bias = shift if self.with_bias else None
+
+        def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
+            if kind == "flat":
+                return (flat_relevance(relevance, x, weight, layer),)
+            if kind == "box":
+                low, high = self._pixel_bounds(x)
+                return (box_relevance(relevance, x, weight, layer, low, high, self.epsilon),)
+            gamma = {"epsilon": 0.0, "gamma": self.gamma, "zplus": None}[kind]
+            return (layer_relevance(relevance, x, weight, bias, layer, gamma, self.epsilon),)
+
+        return propagate(value, back, x)
+
+    def _pixel_bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Lowest and highest values that pixels can have, as inputs; those that occur, if the model states nothing."""
+        if self.bounds is not None and self.bounds[0].shape[1] == x.shape[1]:
+            return self.bounds[0].expand_as(x), self.bounds[1].expand_as(x)
+        dims = tuple(range(1, x.dim()))
+        return x.amin(dim=dims, keepdim=True).expand_as(x), x.amax(dim=dims, keepdim=True).expand_as(x)

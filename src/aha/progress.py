@@ -1,0 +1,77 @@
+"""How far a long computation is, told to whoever listens, through however many loops lie between.
+
+A loop that knows how many rounds it will take says so by `in_parts`, or by `part` around each round; loops inside it
+then share that round. So nobody hands a callback down, and code without a listener pays next to nothing. A listener
+may raise, KeyboardInterrupt for one, to end the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+Listener = Callable[[float], None]
+"""Told the share of the work that is done, from 0 to 1, never less than before."""
+
+
+@dataclass
+class _Work:
+    """The stretch of the whole, `low` to `high`, that is being worked on, and the share last told."""
+
+    listener: Listener
+    low: float = 0.0
+    high: float = 1.0
+    told: float = -1.0
+
+    def tell(self, share: float) -> None:
+        if share > self.told:
+            self.told = share
+            self.listener(share)
+
+
+_CURRENT: ContextVar[_Work | None] = ContextVar("work in progress", default=None)
+
+
+@contextmanager
+def heard_by(listener: Listener | None) -> Iterator[None]:
+    """The work inside is told to the listener: 0 at the start, 1 at the end; with None, nobody hears of it."""
+    work = None if listener is None else _Work(listener)
+    before = _CURRENT.set(work)
+    try:
+        if work is not None:
+            work.tell(0.0)
+        yield
+        if work is not None:
+            work.tell(1.0)
+    finally:
+        _CURRENT.reset(before)
+
+
+@contextmanager
+def part(start: float, end: float, total: float) -> Iterator[None]:
+    """The work inside is the stretch from `start` to `end` of a loop of length `total`, and done when it ends."""
+    work = _CURRENT.get()
+    if work is None:
+        yield
+        return
+    low, high = work.low, work.high
+    work.low, work.high = (low + (high - low) * place / total for place in (start, end))
+    try:
+        yield
+        # The end of a whole loop is for its owner to tell: another loop may follow it there.
+        if end < total:
+            work.tell(work.high)
+    finally:
+        work.low, work.high = low, high
+
+
+def in_parts(items: Sequence[T]) -> Iterator[T]:
+    """The items one by one; what is done about each is an equal part of the work at hand."""
+    for number, item in enumerate(items):
+        with part(number, number + 1, len(items)):
+            yield item
