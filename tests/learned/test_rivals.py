@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from torch import Tensor
 
 from aha.learned.explainer import Explainer, against_rivals
+from aha.learned.refinement import refine
 from aha.learned.settings import Design
 from aha.models import load_model
 from fakes import SIZE, TinyCNN, randomised
@@ -31,5 +35,18 @@ def test_a_certain_prediction_still_has_rivals() -> None:
 @pytest.mark.parametrize(("score", "rivals"), [("softmax", True), ("sigmoid", False), ("logit", False)])
 def test_only_classes_that_share_probability_are_rivals(score: str, rivals: bool) -> None:
     target = load_model(randomised(TinyCNN()), input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3, score=score)
-    assert Explainer.for_target(target).config.rivals is rivals
-    assert not Explainer.for_target(target, Design(rivals=False)).config.rivals
+    assert Explainer.for_target(target, Design(rivals=True)).config.rivals is rivals
+    assert not Explainer.for_target(target).config.rivals
+
+
+def test_rivals_change_where_the_evidence_is(images: Tensor, tmp_path: Path) -> None:
+    target = load_model(randomised(TinyCNN()), input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3)
+    classes = torch.zeros(len(images), dtype=torch.long)
+    alone, against = (Explainer.for_target(target, Design(rivals=rivals)) for rivals in (False, True))
+    against.start_from(alone)
+    maps = against.maps(target, images, classes)
+    assert not torch.allclose(maps, alone.maps(target, images, classes), atol=1e-3)
+    kept = Explainer.from_pretrained(against.save_pretrained(tmp_path / "e"))
+    torch.testing.assert_close(kept.maps(target, images, classes), maps)
+    refined = refine(against, target, images, classes, 0)
+    torch.testing.assert_close(refined, maps, atol=1e-5, rtol=1e-4)

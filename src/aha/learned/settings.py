@@ -37,7 +37,7 @@ class Design:
     encoder: str = "target"
     stages: tuple[int, ...] | None = None
     conditioning: Conditioning = "auto"
-    rivals: bool = True
+    rivals: bool = False
     width: int = 64
     stride: int = 16
     class_dim: int = 256
