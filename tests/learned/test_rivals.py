@@ -44,6 +44,7 @@ def test_rivals_change_where_the_evidence_is(images: Tensor, tmp_path: Path) -> 
     classes = torch.zeros(len(images), dtype=torch.long)
     alone, against = (Explainer.for_target(target, Design(rivals=rivals)) for rivals in (False, True))
     against.start_from(alone)
+    assert alone.digest != against.digest  # results of the one are not those of the other
     maps = against.maps(target, images, classes)
     assert not torch.allclose(maps, alone.maps(target, images, classes), atol=1e-3)
     kept = Explainer.from_pretrained(against.save_pretrained(tmp_path / "e"))

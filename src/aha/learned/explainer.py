@@ -28,7 +28,7 @@ from aha.learned.settings import ENCODERS, Design
 from aha.models import TargetModel, load_model
 from aha.models.hooks import preserved_random_state
 from aha.models.weights import load_weights, state_digest
-from aha.results import write_atomically, writing
+from aha.results import result_key, write_atomically, writing
 from aha.rows import distinct_rows
 
 Conditioning = Literal["head", "embedding"]  # as built: "auto" is decided
@@ -89,8 +89,10 @@ class Explainer(nn.Module):
 
     @property
     def digest(self) -> str:
-        """Digest of what was learned."""
-        return state_digest(self.state_dict())
+        """Digest of all that its maps depend on: what was learned, and how it is used."""
+        config = self.config
+        used = (config.encoder, config.stages, config.conditioning, config.rivals, config.temperature, config.decoder)
+        return result_key(state_digest(self.state_dict()), repr(used))
 
     @classmethod
     def for_target(cls, target: TargetModel, design: Design | None = None, *, seed: int = 0) -> Self:
