@@ -45,7 +45,7 @@ def test_it_belongs_to_the_demo_model(model: TargetModel) -> None:
 def test_its_maps_are_more_faithful_than_grad_cam(model: TargetModel) -> None:
     """On the demo's photographs, none of which it was trained on."""
     prepare = model.stated_preprocessing()
-    inputs = torch.stack([prepare(read_image(path))[0] for path in photographs()[:4]])
+    inputs = torch.stack([prepare(read_image(path))[0] for path in photographs()[:6]])
     classes = model.outputs(inputs).argmax(dim=1)
     scores = {}
     for method in ("aha", "aha(refine=2, steps=4)", "grad_cam"):
