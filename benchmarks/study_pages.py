@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import re
 import statistics
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from aha.methods import load_method
 from aha.metrics.curves import AVERAGE
 
 BASE = "grad_cam"
+NAME_WIDTH, NAME_HEIGHT = math.log(2.2), 0.011  # of a name in the figure: a factor of passes, and of Ins-Del
 COLOURS = {
     "cam": "#3b6fb6",
     "gradient": "#d0822b",
@@ -98,18 +100,30 @@ def table(results: list[Result]) -> str:
 def figure(by_model: dict[str, list[Result]], path: Path) -> None:
     """Quality over the passes through the model, a backward pass counted twice."""
     plt.rcParams["svg.hashsalt"] = "study"
-    drawn, axes = plt.subplots(1, len(by_model), figsize=(5.6 * len(by_model), 5.4), squeeze=False)
+    drawn, axes = plt.subplots(1, len(by_model), figsize=(5.6 * len(by_model), 6.4), squeeze=False)
     for axis, (name, results) in zip(axes[0], by_model.items(), strict=True):
         base = next(r for r in results if r.method == BASE)
-        for r in results:
-            cost = max(0.5, r.forward + 2 * r.backward)
-            axis.errorbar(cost, base.ins_del + r.gap, r.gap_se, fmt="o", color=COLOURS[r.family], ms=5, lw=0.8)
-            axis.annotate(r.method, (cost, base.ins_del + r.gap), (4, 3), textcoords="offset points", fontsize=6.5)
+        places = [(max(0.5, r.forward + 2 * r.backward), base.ins_del + r.gap, r) for r in results]
+        for cost, height, r in places:
+            axis.errorbar(cost, height, r.gap_se, fmt="o", color=COLOURS[r.family], ms=5, lw=0.8)
+        written: list[tuple[float, float]] = []
+        for cost, height, r in sorted(places, key=lambda place: place[1]):
+            for x, y in written:  # from low to high: a name moves up until it is clear of those beside it
+                if abs(math.log(x / cost)) < NAME_WIDTH and height - y < NAME_HEIGHT:
+                    height = y + NAME_HEIGHT
+            written.append((cost, height))
+            axis.annotate(short(r.method), (cost, height), (5, -2), textcoords="offset points", fontsize=6.5)
         axis.axhline(base.ins_del, color="#bbbbbb", lw=0.8, zorder=0)
         axis.set(xscale="log", title=name, xlabel="model passes per map (a backward pass counts twice)")
+        axis.set_xlim(right=8 * max(cost for cost, _, _ in places))
     axes[0][0].set_ylabel("Ins-Del")
     drawn.tight_layout()
     drawn.savefig(path, metadata={"Date": None})
+
+
+def short(method: str) -> str:
+    """A name for a figure: settings of how much is computed are left to the table."""
+    return "aha, T = 3" if method.startswith("aha(refine=3") else re.sub(r"\((\w+=\w+)\)$", "", method)
 
 
 def main() -> None:
