@@ -124,7 +124,14 @@ def test_resumes_after_a_signal_midway(tmp_path: Path, explained: list[str], num
     args = ["explain", folder, *MODEL, "--out", out, "--batch-size", "1", "--target", "top2", "--json"]
     command = [sys.executable, "-m", "aha", *map(str, args)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored in jobs of a script
+    ) as child:
         wait_for(lambda: len(journal(out)) >= 5, child)
         child.send_signal(number)
         _, errors = child.communicate(timeout=60)
