@@ -20,6 +20,7 @@ from aha.bench.runs import Group
 from aha.bench.tables import differences
 from aha.methods import load_method
 from aha.metrics.curves import AVERAGE
+from aha.score_table import summarise
 
 BASE = "grad_cam"
 NAME_WIDTH, NAME_HEIGHT = math.log(2.2), 0.011  # of a name in the figure: a factor of passes, and of Ins-Del
@@ -58,30 +59,26 @@ def results_of(name: str, group: Group) -> list[Result]:
     values = {column[0]: found for (_, column), found in group.values.items() if column[1] == AVERAGE}
     found = []
     for method, own in values["ins_del"].items():
-        gaps = differences(own, values["ins_del"][BASE])
+        score = summarise(method, "ins_del", "", AVERAGE, list(own.values()))
+        gap = summarise(method, "ins_del", "", AVERAGE, differences(own, values["ins_del"][BASE]))
         found.append(
             Result(
                 name,
                 method,
                 load_method(method).family,
-                len(own),
+                score.n,
                 statistics.mean(values["deletion"][method].values()),
                 statistics.mean(values["insertion"][method].values()),
-                statistics.mean(own.values()),
-                standard_error(list(own.values())),
-                statistics.mean(gaps) if gaps else math.nan,
-                standard_error(gaps),
+                score.mean,
+                score.standard_error,
+                gap.mean,
+                gap.standard_error,
                 statistics.median(group.seconds[method]),
                 statistics.mean(group.forward[method]),
                 statistics.mean(group.backward[method]),
             )
         )
     return sorted(found, key=lambda result: -result.gap)
-
-
-def standard_error(values: list[float]) -> float:
-    """Of the mean."""
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def table(results: list[Result]) -> str:

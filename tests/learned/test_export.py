@@ -17,11 +17,12 @@ from aha.models import load_model
 from fakes import SIZE, TinyCNN, changes, randomised, snapshot, surroundings, tiny_vit
 
 
+@pytest.mark.parametrize("rivals", [False, True], ids=["alone", "rivals"])
 @pytest.mark.parametrize("kind", ["cnn", "vit"])
-def test_the_graph_agrees_with_pytorch(kind: str, tmp_path: Path) -> None:
+def test_the_graph_agrees_with_pytorch(kind: str, rivals: bool, tmp_path: Path) -> None:
     module = randomised(TinyCNN()) if kind == "cnn" else tiny_vit()
     target = load_model(module, input_size=SIZE, mean=[0.4] * 3, std=[0.2] * 3)
-    explainer = Explainer.for_target(target, Design(stride=8, width=16), seed=2).eval()
+    explainer = Explainer.for_target(target, Design(stride=8, width=16, rivals=rivals), seed=2).eval()
     before = (snapshot(module), surroundings())
     assert export_onnx(explainer, target, tmp_path / "e.onnx") < 1e-4
     assert not changes(before[0], snapshot(module)) and not changes(before[1], surroundings())
