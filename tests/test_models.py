@@ -26,6 +26,7 @@ from torch import Tensor, nn
 import aha
 from aha.errors import CapabilityError, MapWarning, ModelError, SpecError, UnknownName, WeightsError
 from aha.models import TargetModel, load_model
+from aha.models.blocks import BlockLimits
 from aha.models.memory import Chunks
 from aha.models.rules import OPERATIONS
 from aha.scores import SCORES, load_score
@@ -1078,6 +1079,13 @@ def test_autocast_is_for_outputs_only(images: Tensor) -> None:
     assert torch.equal(
         aha.explain(full, images, "grad_cam", target=0).maps, aha.explain(half, images, "grad_cam", target=0).maps
     )
+
+
+def test_what_a_model_allows_does_not_depend_on_the_precision() -> None:
+    full = load_model(tiny_vit())
+    for half in (load_model(tiny_vit(), precision="bfloat16"), load_model(tiny_vit().bfloat16())):
+        assert half.block_limits((SIZE, SIZE)) == full.block_limits((SIZE, SIZE)) == BlockLimits()
+        assert half.structure((SIZE, SIZE)).missing == full.structure((SIZE, SIZE)).missing
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])

@@ -114,8 +114,12 @@ class BlockLimits:
     attention: str = ""
 
 
-def find_limits(run: Callable[[Step], Tensor], structure: Structure) -> BlockLimits:
+def find_limits(run: Callable[[Step], Tensor], structure: Structure, rounding: float) -> BlockLimits:
     """Tries it out: `run` is a forward pass of one image with a step in place of its blocks."""
+
+    def same(found: Tensor, expected: Tensor) -> bool:
+        return found.shape == expected.shape and bool((found - expected).abs().max() <= rounding * expected.abs().max())
+
     plain = BlockStates()
     run(plain.record)
     layout = structure.blocks[0].layout
@@ -135,13 +139,13 @@ def find_limits(run: Callable[[Step], Tensor], structure: Structure) -> BlockLim
     kept = BlockStates()
     why_tokens = _refusal(lambda: run(in_order(shuffled)), "its blocks or its head expect all tokens of one image")
     if not why_tokens:
-        why_tokens = "" if _same(kept.tokens[-1][:1], plain.tokens[-1][:, shuffled]) else places
+        why_tokens = "" if same(kept.tokens[-1][:1], plain.tokens[-1][:, shuffled]) else places
     why_tokens = why_tokens or _refusal(
         lambda: run(in_order(whole[: layout.prefix + 2])), "its blocks or its head expect all tokens of one image"
     )
     opened = BlockStates()
     why_attention = _refusal(lambda: run(opened.record_attention), "its attention cannot be replaced")
-    if not why_attention and not _same(opened.tokens[-1], plain.tokens[-1]):
+    if not why_attention and not same(opened.tokens[-1], plain.tokens[-1]):
         why_attention = "its attention does more than to mix values"
     return BlockLimits(why_tokens, why_tokens or why_attention)
 
@@ -156,7 +160,3 @@ def _refusal(attempt: Callable[[], object], reason: str) -> str:
             raise
         return reason
     return ""
-
-
-def _same(found: Tensor, expected: Tensor) -> bool:
-    return found.shape == expected.shape and bool((found - expected).abs().max() <= 1e-3 * expected.abs().max())

@@ -68,8 +68,10 @@ class PartedModel(RunnableModel):
         shape = self._input_shape(size)
         if shape not in self._block_limits:
             noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(2)).to(self.device)
-            with self._uncounted():
-                found = find_limits(lambda step: self.outputs_by_blocks(noise, step), self.structure(shape))
+            with self._probing():
+                found = find_limits(
+                    lambda step: self.outputs_by_blocks(noise, step), self.structure(shape), self._rounding
+                )
             self._block_limits[shape] = found
         return self._block_limits[shape]
 
@@ -141,7 +143,7 @@ class PartedModel(RunnableModel):
     def _can_restart(self, shape: Sequence[int], stage: int) -> bool:
         """Does one image whose stage returns a batch of maps give the same outputs as a batch of images does?"""
         noise = torch.randn((3, *shape), generator=torch.Generator().manual_seed(2)).to(self.device)
-        with self._uncounted():
+        with self._probing():
             (maps,), _ = self.features(noise, [stage])
             expected = self._outputs_from_features(noise[:1].expand_as(noise), stage, maps)
             try:
@@ -150,4 +152,4 @@ class PartedModel(RunnableModel):
                 if is_out_of_memory(error):
                     raise
                 return False
-        return bool((found - expected).abs().max() <= 1e-3 * expected.abs().max())
+        return bool((found - expected).abs().max() <= self._rounding * expected.abs().max())

@@ -64,6 +64,7 @@ class RunnableModel:
         self._digest: tuple[object, str] = (None, "")  # of which versions of the weights, and the digest
         self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
         self._num_classes: int | None = None
+        self._is_probing = False
         self._known_outputs: dict[tuple[int, ...], Tensor] | None = None  # by the image's fingerprint, while sharing
 
     def __repr__(self) -> str:
@@ -160,7 +161,7 @@ class RunnableModel:
         return outputs.float() if outputs.dtype in _HALF.values() else outputs
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self.precision == "float32":
+        if self.precision == "float32" or self._is_probing:
             return nullcontext()
         return torch.autocast(self.device.type, _HALF[self.precision])
 
@@ -191,14 +192,22 @@ class RunnableModel:
             self._known_outputs = before
 
     @contextmanager
-    def _uncounted(self) -> Iterator[None]:
-        """Passes inside the block are our own curiosity, not the cost of a method."""
-        before = self.passes.copy()
-        try:
-            yield
-        finally:
-            self.passes.clear()
-            self.passes.update(before)
+    def _probing(self) -> Iterator[None]:
+        """Passes inside the block find out about the model: no cost of a method, and as exact as its weights allow."""
+        with self._lock:
+            before, was_probing = self.passes.copy(), self._is_probing
+            self._is_probing = True
+            try:
+                yield
+            finally:
+                self._is_probing = was_probing
+                self.passes.clear()
+                self.passes.update(before)
+
+    @property
+    def _rounding(self) -> float:
+        """How far two ways to the same outputs may lie apart, relative to the largest, when nothing else differs."""
+        return 0.05 if self.dtype in _HALF.values() else 1e-3
 
     # Pixels and classes
 

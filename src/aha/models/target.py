@@ -67,13 +67,13 @@ class TargetModel(PartedModel):
     def _find_structure(self, shape: tuple[int, int, int]) -> Structure:
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn((2, *shape), generator=generator).to(self.device)  # 2: tells batch from other axes
-        with self._uncounted(), self.undisturbed(), autograd(False):
+        with self._probing(), self.undisturbed(), autograd(False):
             structure = probe(self.module, lambda: self._forward(noise), 2, (shape[1], shape[2]))
             if not structure.blocks:
                 return structure
             trace = Tracer(self.module, Trace(self.score, structure)).run(lambda: self._forward(noise), 2, tokens=True)
             again = self._outputs_from_tokens(structure, noise, trace.tokens[-1].detach())
-        if (again - trace.outputs).abs().max() <= 1e-3 * trace.outputs.abs().max():
+        if (again - trace.outputs).abs().max() <= self._rounding * trace.outputs.abs().max():
             return structure
         why = "its residual connections lie outside its blocks, so that no block hands on all there is"
         return replace(structure, missing={**structure.missing, "tokens": why, "branches": why})
@@ -106,7 +106,7 @@ class TargetModel(PartedModel):
     ) -> tuple[Tensor, ...]:
         """Gradients of a random mix of the outputs on a noise image: zero exactly where nothing is read."""
         generator = torch.Generator().manual_seed(1)
-        with autograd(True), self._uncounted():
+        with autograd(True), self._probing():
             noise = torch.randn((1, *shape), generator=generator).to(self.device)
             trace = self._trace(noise, features=features, tokens=tokens)
             mix = torch.randn(trace.outputs.shape, generator=generator).to(trace.outputs)
