@@ -8,8 +8,8 @@ Prints ratios of CPU time, each from one process and one run, next to how well t
    scaled to all of them; on these patches the values are compared. E-CAAP is compared with the parallel form on all.
 2. `tis`: samples with half of the tokens really dropped, and samples that go through the blocks with all their tokens,
    over as many bare forward passes.
-3. `mda`: images that it shows to the model and its time, over a straightforward version that tries every free patch,
-   one at a time, and then measures both curves.
+3. `mda`: images shown to the model and time, against the published search written down as it is told, one image at a
+   time, with Ins-Del of the orders that the two find.
 
 Without weights the model has random ones and the image is noise: costs are the same, agreement means less.
 """
@@ -17,23 +17,27 @@ Without weights the model has random ones and the image is noise: costs are the 
 from __future__ import annotations
 
 import argparse
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from aha.learned.validation import hard_scores
 from aha.methods import load_method
 from aha.methods.caap import CAAP, TokenPatcher
 from aha.methods.mda import MDA
-from aha.methods.patch_search import Responses, cell_indices, shown_first
+from aha.methods.patch_order import Order
+from aha.methods.patch_search import cell_indices
 from aha.methods.patching import patchwise
 from aha.methods.tis import subsets
 from aha.models import TargetModel, load_model
-from aha.references import reference_inputs
+from aha.references import Black, Blur, reference_inputs
 
 SPEC = "timm:vit_base_patch16_clip_quickgelu_224"
 
@@ -102,72 +106,98 @@ def tis(model: TargetModel, image: Tensor, samples: int) -> None:
     print(f"  the method as a whole, one more forward pass and the clusters included: {in_all / bare:.2f}")
 
 
-def straightforward(model: TargetModel, image: Tensor, label: Tensor, method: MDA, side: int) -> int:
-    """MDA as one would write it down: all free patches, one at a time; then the curves. Gives the images shown."""
-    cells = cell_indices((image.shape[-2], image.shape[-1]), (side, side))
+def straightforward(model: TargetModel, image: Tensor, label: Tensor, method: MDA) -> tuple[Order, int]:
+    """MDA's published search written down as it is told, one patch and one image at a time; and the images shown."""
+    size = (image.shape[-2], image.shape[-1])
+    grid = method._grid(model, image)
+    ranked, window = method._candidates(model, image, label, grid)
+    pixels = cell_indices(size, grid)
+    blanks = [reference_inputs(blank, model, image, label) for blank in (method.insertion, method.deletion)]
     shown = 0
-    order: list[int] = []
-    asks = []
-    for blank in (method.insertion, method.deletion):
-        asks.append(Responses(model, image, reference_inputs(blank, model, image, label), label, cells))
 
-    def ask(index: int, mask: Tensor) -> float:
+    def ask(places: Sequence[int], blank: Tensor) -> float:
         nonlocal shown
         shown += 1
-        asks[index].known.clear()
-        return float(asks[index](mask[None]))
+        keep = torch.isin(pixels, torch.tensor(places, dtype=torch.long))
+        return float(model.scores(torch.where(keep, image, blank), label))
 
-    whole = ask(0, torch.ones(side * side, dtype=torch.bool))
-    for index, sign in ((0, 1), (1, -1)):
-        mask = torch.zeros(side * side, dtype=torch.bool)
+    def search(free: list[int], blank: Tensor, sign: int, enough: float) -> list[int]:
         taken: list[int] = []
-        while len(order) + len(taken) < side * side and (index or ask(index, mask) < method.tau * whole):
-            free = [place for place in range(side * side) if place not in order + taken]
-            answers = [sign * ask(index, mask | (torch.arange(side * side) == place)) for place in free]
-            taken.append(free[max(range(len(free)), key=answers.__getitem__)])
-            mask[taken[-1]] = True
-        order += taken if index == 0 else taken[::-1]
-    for index, sequence in enumerate((order, order[::-1])):
-        for mask in shown_first(torch.tensor(sequence)):
-            ask(index, mask)
-    return shown
+        while free and sign * ask(taken, blank) < enough:
+            answers = [sign * ask([*taken, place], blank) for place in free[:window]]
+            taken.append(free.pop(answers.index(max(answers))))
+        return taken
+
+    first = search(list(ranked), blanks[0], 1, method.tau * float(model.scores(image, label)))
+    last = search([place for place in reversed(ranked) if place not in first], blanks[1], -1, math.inf)
+    order = [*first, *reversed(last)]
+    steps = range(len(order) + 1)
+    inserted = torch.tensor([ask(order[:step], blanks[0]) for step in steps])
+    deleted = torch.tensor([ask(order[step:], blanks[1]) for step in steps])
+    return Order(torch.tensor(order), inserted, deleted, grid), shown
 
 
-def mda(model: TargetModel, image: Tensor, label: Tensor, side: int) -> None:
-    method = MDA(load_method("grad_cam"), grid=side)
-    before = model.passes["forward"]
-    _, ours = timed(lambda: method(model, image, label))
-    asked = model.passes["forward"] - before
-    shown, theirs = timed(lambda: straightforward(model, image, label, method, side))
-    print(f"mda, {side} x {side} patches, Grad-CAM as guide, over a search that tries every free patch")
-    print(f"  images shown: {asked} of {shown} ({asked / shown:.2f}); time {ours / theirs:.2f}")
+def mda(model: TargetModel, image: Tensor, label: Tensor, side: int, rechecks: Sequence[int]) -> None:
+    """The published search, batched and in its faster approximation, over the same search one image at a time."""
+    published = MDA(load_method("grad_cam"), grid=side)
+    (plain, shown), theirs = timed(lambda: straightforward(model, image, label, published))
+    expected = quality(model, image, label, plain)
+    print(f"mda, {side} x {side} patches, Grad-CAM as guide; one patch at a time: {shown} images, {theirs:.0f} s,")
+    print("  Ins-Del " + ", ".join(f"{name} {value:.4f}" for name, value in expected.items()))
+    for method in (published, *(replace(published, recheck=recheck) for recheck in rechecks)):
+        before = model.passes["forward"]
+        (order,), ours = timed(partial(method.search, model, image, label))
+        asked = model.passes["forward"] - before
+        found = quality(model, image, label, order)
+        changes = ", ".join(f"{name} {found[name] - expected[name]:+.4f}" for name in found)
+        print(f"  recheck={method.recheck}: {asked} images, {theirs / ours:.2f} x faster; Ins-Del {changes}")
+
+
+def quality(model: TargetModel, image: Tensor, label: Tensor, order: Order) -> dict[str, float]:
+    """Ins-Del of the order's patches on MDA's references and their mean, one patch a step."""
+    pixels = cell_indices((image.shape[-2], image.shape[-1]), order.grid)
+    maps = order.values().flatten()[pixels][None]
+    steps = len(order.places)
+    found = {
+        name: float(hard_scores(model, image, label, maps, [reference], steps)["ins_del"])
+        for name, reference in (("black", Black()), ("blur", Blur()))
+    }
+    return {**found, "mean": sum(found.values()) / len(found)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=SPEC)
     parser.add_argument("--weights")
-    parser.add_argument("--image")
+    parser.add_argument("--image", nargs="*", default=[])
     parser.add_argument("--patches", type=int, default=6, help="patched runs that are measured")
     parser.add_argument("--samples", type=int, default=8, help="of tis")
-    parser.add_argument("--grid", type=int, default=4, help="patches per side for mda")
+    parser.add_argument("--grid", type=int, default=14, help="patches per side for mda")
+    parser.add_argument("--recheck", type=int, nargs="*", default=[2], help="approximations of mda")
+    parser.add_argument("--precision", default="float32")
     parser.add_argument("--only", nargs="+", choices=["caap", "tis", "mda"], default=["caap", "tis", "mda"])
     options = parser.parse_args()
     torch.manual_seed(0)
-    model = load_model(options.model, weights=options.weights, pretrained=options.weights is not None)
-    image = torch.randn(1, 3, *model.stated_preprocessing().size)
-    if options.image:
-        image = model.stated_preprocessing()(Image.open(options.image).convert("RGB"))[0][None]
-    label = model.outputs(image).argmax(dim=1)
-    model.block_limits(image.shape[1:])  # found once for a model, and not part of what is measured
-    model.readout(image.shape[1:])
-    model.cam_stage(image.shape[1:])
-    if "caap" in options.only:
-        caap(model, image, label, options.patches)
-    if "tis" in options.only:
-        tis(model, image, options.samples)
-    if "mda" in options.only:
-        mda(model, image, label, options.grid)
+    model = load_model(
+        options.model,
+        weights=options.weights,
+        pretrained=options.weights is not None,
+        precision=options.precision,
+    )
+    preprocessing = model.stated_preprocessing()
+    images = [preprocessing(Image.open(path).convert("RGB"))[0][None] for path in options.image]
+    for image in images or [torch.randn(1, 3, *preprocessing.size)]:
+        label = model.outputs(image).argmax(dim=1)
+        if model.structure(image.shape[1:]).blocks:  # found once for a model, and not part of what is measured
+            model.block_limits(image.shape[1:])
+            model.readout(image.shape[1:])
+        model.cam_stage(image.shape[1:])
+        if "caap" in options.only:
+            caap(model, image, label, options.patches)
+        if "tis" in options.only:
+            tis(model, image, options.samples)
+        if "mda" in options.only:
+            mda(model, image, label, options.grid, options.recheck)
 
 
 if __name__ == "__main__":
