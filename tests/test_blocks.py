@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import timm
 import torch
 from torch import Tensor, nn
 
+import aha
 from aha.models import Block, load_model
 from fakes import (
     SIZE,
@@ -88,11 +91,20 @@ def rope_vit() -> nn.Module:
     ],
     ids=["timm", "pooled", "torch", "shared", "positions in blocks", "rotary positions"],
 )
-def test_limits(module: nn.Module, tokens: str, attention: str) -> None:
-    limits = load_model(module).block_limits((SIZE, SIZE))
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_limits(module: nn.Module, tokens: str, attention: str, precision: Any) -> None:
+    limits = load_model(module, precision=precision).block_limits((SIZE, SIZE))
     for found, pattern in ((limits.tokens, tokens), (limits.attention, attention)):
         assert (found == "") == (pattern == "")
         assert any(word in found for word in pattern.split("|")) or pattern == "."
+
+
+def test_a_method_that_would_refuse_is_not_listed() -> None:
+    stated = {"input_size": SIZE, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    plain, rotary = (set(aha.list_methods(load_model(module, **stated))) for module in (tiny_vit(), rope_vit()))
+    assert "tis" in plain
+    assert "caap" in plain & rotary
+    assert "tis" not in rotary
 
 
 def test_attention_by_hand_hides_its_keys() -> None:

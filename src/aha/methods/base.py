@@ -102,9 +102,14 @@ def load_method(spec: str | Method) -> Method:
 
 def list_methods(model: TargetModel | None = None) -> list[str]:
     """Names of all methods, or of those that work on this model."""
-    if model is None:
-        return list(METHODS)
-    return [name for name in METHODS if METHODS[name].required <= model.capabilities]
+    return list(METHODS) if model is None else _usable(model)
+
+
+def _usable(model: TargetModel, size: Sequence[int] | None = None) -> list[str]:
+    able = model.structure(size).capabilities
+    fitting = {name: METHODS[name] for name in METHODS if METHODS[name].required <= able}
+    # What wraps another method can refuse only together with that one.
+    return [name for name, kind in fitting.items() if kind.family == "wrapper" or not kind().refusal(model, size)]
 
 
 def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = None) -> None:
@@ -120,10 +125,9 @@ def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = N
         return
     reasons = {structure.missing.get(need, "") for need in lacking} - {""}
     because = f" ({'; '.join(sorted(reasons))})" if reasons else ""
-    usable = [name for name in METHODS if METHODS[name].required <= structure.capabilities]
     raise CapabilityError(
         f"{chosen} needs {', '.join(lacking)}; {model.spec} has {', '.join(sorted(structure.capabilities))}{because}. "
-        f"Try: {', '.join(usable)}"
+        f"Try: {', '.join(_usable(model, size))}"
     )
 
 

@@ -41,9 +41,8 @@ class TIS(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         layout = model.structure(images.shape[1:]).blocks[0].layout
         maps = []
-        for rows in in_parts(
-            [*runs_of_one_image(images)]
-        ):  # one by one: clusters would follow the rounding of a larger batch
+        # Image by image: clusters would follow the rounding of a larger batch.
+        for rows in in_parts([*runs_of_one_image(images)]):
             image = images[rows][:1]
             tokens = model.block_states(image).tokens  # L + 1 of (1, T, D)
             kept = self._samples(tokens[1:], layout.prefix)  # (M, k)
