@@ -123,15 +123,17 @@ def short(method: str) -> str:
     return "aha, T = 3" if method.startswith("aha(refine=3") else re.sub(r"\((\w+=\w+)\)$", "", method)
 
 
+def named_runs(texts: list[str]) -> dict[str, str]:
+    """Folders by name, of "NAME=RUN"."""
+    return dict(text.split("=", 1) for text in texts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="NAME=RUN")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    by_model = {}
-    for text in args.runs:
-        name, _, folder = text.partition("=")
-        by_model[name] = results_of(name, read_run(folder).group("top1"))
+    by_model = {name: results_of(name, read_run(run).group("top1")) for name, run in named_runs(args.runs).items()}
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / "scores_summary.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, [f.name for f in fields(Result)], lineterminator="\n")

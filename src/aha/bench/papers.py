@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aha.bench.plan import Plan, make_plans
-from aha.bench.published import COLUMNS, FLOORS, METHODS, MODELS, PAPERS, PaperTable
+from aha.bench.published import COLUMNS, FLOORS, MODELS, PAPERS, PaperTable
 from aha.bench.runs import Group
 from aha.errors import SpecError
 from aha.metrics.curves import AVERAGE
@@ -53,7 +53,7 @@ def _specs(paper: PaperTable) -> Sequence[str]:
     if paper.methods:
         return paper.methods
     printed = (method for part in _parts(paper).values() for method in part)
-    return [METHODS[method] for method in dict.fromkeys(printed) if method in METHODS]
+    return [spec for method in dict.fromkeys(printed) if (spec := paper.method(method)) is not None]
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,19 @@ def printed_beside(group: Group, plans: Sequence[Mapping[str, Any]]) -> list[Pri
             for method, values in methods.items():
                 for metric, value in values.items():
                     column = paper.columns.get(metric, COLUMNS.get(metric, ""))
-                    own = [row for row in summary if row.method == METHODS.get(method) and row.metric == column]
+                    own = [row for row in summary if row.method == paper.method(method) and row.metric == column]
                     own = [row for row in own if _same_reference(reference, row.reference, len(own))]
                     if own:
                         shown = f"{column} {reference}".strip()
                         source = f"{method}, {model}, {paper.title.partition(':')[0]} ({_source(paper)})"
                         caveat = paper.caveat + stands
                         found.append(Printed(own[0].method, shown, own[0].mean, value, own[0].n, source, caveat))
+    return found
+
+
+def printed_values(table: str, part: str) -> dict[str, dict[str, float]]:
+    """A part of a table ("ViT-B/16 | predicted | blur" of "AHA 1"): its numbers by method and metric as printed."""
+    found: dict[str, dict[str, float]] = _content()["tables"][table][part]
     return found
 
 

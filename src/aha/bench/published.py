@@ -74,6 +74,7 @@ _VAR = {
     "Gradient": "gradient",
 }
 METHODS |= {f"{name} + VAR": f"var({inner})" for name, inner in _VAR.items()}
+_VAR_ON_MOSAICS = {f"{name} + VAR": f"var({inner}, classes='grid')" for name, inner in _VAR.items()}
 COLUMNS = {
     "Deletion": "deletion",
     "Insertion": "insertion",
@@ -115,6 +116,8 @@ class PaperTable:
         settings: further settings of the plan.
         caveat: how far the protocol is the paper's.
         columns: printed metric -> ours, where it differs from the usual.
+        methods: as this package writes them, if not just the printed ones.
+        names: printed method -> ours, where it differs from the usual.
     """
 
     title: str
@@ -127,6 +130,11 @@ class PaperTable:
     settings: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def method(self, printed: str) -> str | None:
+        """A printed method as this package writes it; None if it has no such method."""
+        return self.names.get(printed, METHODS.get(printed))
 
 
 _AHA_CAVEAT = (
@@ -228,9 +236,11 @@ PAPERS: dict[str, PaperTable] = {
         "VAR, table 1: regions of mosaics",
         ("VAR 3",),
         ("ResNet-50", "ViT-B/16"),
-        ("grid",),
+        ("var",),
         "Quad-ImageNet alone: how Part-Quad-ImageNet and COCO were prepared is not published. Printed in table 3.",
         columns=_REGION,
+        methods=tuple(spec for name, inner in _VAR.items() for spec in (inner, _VAR_ON_MOSAICS[f"{name} + VAR"])),
+        names=_VAR_ON_MOSAICS,
     ),
     "var-table2": PaperTable(
         "VAR, table 2: performance information curves",

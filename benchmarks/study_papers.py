@@ -1,0 +1,162 @@
+"""`docs/results/papers.md`: what the runs of the study say beside what the papers printed. No model is touched.
+
+    python benchmarks/study_papers.py --study NAME=RUN ... --mosaics NAME=RUN ... --randomised NAME=RUN ... --out FILE
+
+`--study` are runs of `study.py`; `--mosaics` runs of the protocols `grid` and `var`; `--randomised` runs of the metric
+`randomisation`. A method stands beside its printed namesake whatever its settings are: fewer samples or steps, say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from study_pages import BASE, Result, named_runs, results_of
+
+from aha.bench import read_run
+from aha.bench.papers import printed_values
+from aha.bench.published import METHODS
+from aha.bench.runs import Group
+from aha.statistics import spearman
+
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One printed column: of which table, model and metric."""
+
+    table: str
+    part: str
+    metric: str = "Ins-Del"
+
+    @property
+    def heading(self) -> str:
+        paper, number = self.table.split()
+        return f"{paper} {number}: {self.part.partition(' |')[0]}"
+
+    def values(self) -> dict[str, float]:
+        """By our method's name."""
+        printed = printed_values(self.table, self.part)
+        return {METHODS[name]: row[self.metric] for name, row in printed.items() if name in METHODS}
+
+
+_AHA = "predicted | mean_of_3"
+VIT = (
+    Column("AHA 1", f"ViT-B/16 | {_AHA}"),
+    Column("MDA 1", "ViT-B/16 | predicted | ", "Ins-Del (RISE)"),
+    Column("CAAP 4", "CLIP-B/16 | predicted | "),
+)
+CNN = (Column("AHA 3", f"ConvNeXt-S | {_AHA}"), Column("CAAP 14", "ResNet-18 | predicted | "))
+PRINTED_WITH_VAR = {"timm:resnet18": "ResNet-50", "timm:tf_efficientnet_lite0": "ResNet-50"}
+
+
+def namesake(method: str) -> str:
+    """The method without the settings that say how much is computed."""
+    return "aha(refine=3)" if method.startswith("aha(refine=3") else method.partition("(")[0]
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def faithfulness(name: str, group: Group) -> str:
+    """Ins-Del here and in the papers, and how far the orders agree."""
+    columns = VIT if "vit" in group.model else CNN
+    printed = {column: column.values() for column in columns}
+    ours = {namesake(r.method): r for r in results_of(name, group) if not r.method.startswith(("var(", "smooth("))}
+    shown = [method for method in ours if any(method in values for values in printed.values())]
+    rows = [
+        [
+            f"`{ours[method].method}`",
+            str(ours[method].n),
+            f"{ours[method].ins_del:.3f}",
+            "" if method == BASE else f"{ours[method].gap:+.3f} ± {ours[method].gap_se:.3f}",
+            *(f"{values[method]:.3f}" if method in values else DASH for values in printed.values()),
+        ]
+        for method in shown
+    ]
+    agreement = ["order beside ours", "", "", "", *(_agreement(ours, values) for values in printed.values())]
+    heads = ["method", "n", "Ins-Del", f"against `{BASE}`", *(column.heading for column in columns)]
+    return f"### {name}\n\n{markdown(heads, [*rows, agreement])}"
+
+
+def _agreement(ours: dict[str, Result], values: dict[str, float]) -> str:
+    common = [method for method in ours if method in values]
+    if len(common) < 4:
+        return DASH
+    gaps = torch.tensor([ours[method].gap if method != BASE else 0.0 for method in common])
+    both = spearman(gaps, torch.tensor([values[method] for method in common]))
+    return f"rank correlation {float(both):.2f} (n = {len(common)})"
+
+
+def mosaics(name: str, group: Group) -> str:
+    """Region scores without and with VAR under both rules of support, and what the paper printed."""
+    model = PRINTED_WITH_VAR.get(group.model, "ViT-B/16")
+    printed = {METHODS[key]: row for key, row in printed_values("VAR 3", f"{model} | predicted | ").items()}
+    scores: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for (protocol, (column, _)), methods in group.values.items():
+        for method, by_image in methods.items():
+            scores.setdefault((protocol, column), {})[method] = list(by_image.values())
+    wanted = (
+        ("var", "region_attribution", "RA"),
+        ("var", "region_iou", "IoU"),
+        ("var", "region_f1", "F1"),
+        ("grid", "region_iou", ""),
+        ("grid", "region_f1", ""),
+    )
+    rows = []
+    for method in (m for m in scores["var", "region_iou"] if not m.startswith("var(")):
+        contrasted = f"var({method}, classes='grid')"
+        cells = []
+        for protocol, column, label in wanted:
+            found = [statistics.mean(scores[protocol, column][spec]) for spec in (method, contrasted)]
+            cell = f"{found[0]:.2f} → {found[1]:.2f}"
+            paper = printed.get(f"var({namesake(method)})", {}).get(label) if label else None
+            cells.append(cell if paper is None else f"{cell} ({paper:.2f})")
+        rows.append([f"`{method}`", str(len(scores["var", "region_iou"][method])), *cells])
+    heads = ["method", "n", "RA", "IoU, above zero", "F1, above zero", "IoU, above mean", "F1, above mean"]
+    return f"### {name} (in brackets the paper's {model} with VAR)\n\n{markdown(heads, rows)}"
+
+
+def randomised(name: str, group: Group) -> str:
+    """Rank correlation with the intact model's map, and the share of maps that are flat."""
+    columns = {
+        "at the end": "randomisation_spearman",
+        "mean of the cascade": "randomisation_spearman_mean",
+        "flat maps": "randomisation_constant",
+    }
+    found = {column: methods for (_, (column, _)), methods in group.values.items()}
+    methods = found["randomisation_spearman"]
+    rows = [
+        [f"`{m}`", str(len(methods[m])), *(f"{statistics.mean(found[c][m].values()):.2f}" for c in columns.values())]
+        for m in methods
+    ]
+    return f"### {name}\n\n{markdown(['method', 'n', *columns], rows)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("study", "mosaics", "randomised"):
+        parser.add_argument(f"--{name}", nargs="*", default=[], help="NAME=RUN")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    sections = (
+        ("Deletion and Insertion", args.study, faithfulness, "top1"),
+        ("Mosaics, without and with VAR", args.mosaics, mosaics, "grid"),
+        ("Randomised weights, without and with VAR", args.randomised, randomised, "top1"),
+    )
+    parts = ["# Beside the papers\n"]
+    for title, runs, section, asked in sections:
+        found = [section(name, read_run(folder).group(asked)) for name, folder in named_runs(runs).items()]
+        parts += [f"## {title}\n", *found] if found else []
+    args.out.write_text("\n".join(parts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
