@@ -37,7 +37,7 @@ METHODS = (
     "score_cam(layer=-4)",
     "ablation_cam(layer=-4)",
 )
-TOKEN_METHODS = ("tis(masks=64)", "vit_cx(threshold=0.3)")
+TOKEN_METHODS = ("tis(masks=64)", "vit_cx")
 LIMIT = 1.1
 
 
@@ -83,6 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="timm:resnet18")
     parser.add_argument("--vit", default="timm:vit_tiny_patch16_224", help="for the methods that work on tokens")
+    parser.add_argument("--vit-weights", help="vit_cx clusters features: without trained ones it finds next to none")
     parser.add_argument("--only", nargs="+", default=[text.split("(")[0] for text in METHODS + TOKEN_METHODS])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=16)
@@ -92,11 +93,19 @@ def main() -> None:
     warnings.simplefilter("ignore", aha.AhaWarning)  # an untrained network may have nothing to say
     image = torch.randn(1, 3, options.size, options.size, generator=torch.Generator().manual_seed(0))
     settings = f"{options.size} pixels, batches of {options.batch}, one thread, {options.rounds} rounds"
-    for spec, methods in ((options.model, METHODS), (options.vit, TOKEN_METHODS)):
+    jobs = ((options.model, None, METHODS), (options.vit, options.vit_weights, TOKEN_METHODS))
+    for spec, weights, methods in jobs:
         wanted = [text.format(side=options.size // 8) for text in methods if text.split("(")[0] in options.only]
         if not wanted:
             continue
-        model = aha.load_model(spec, pretrained=False, device="cpu", batch_size=options.batch, input_size=options.size)
+        model = aha.load_model(
+            spec,
+            weights=weights,
+            pretrained=weights is not None,
+            device="cpu",
+            batch_size=options.batch,
+            input_size=options.size,
+        )
         print(f"{spec}, one image of {settings}\n")
         rows = [measured(model, method, image, options.batch, options.rounds) for method in wanted]
         table(["method", "passes", "CPU", "wall", f"at most {LIMIT}"], rows)
