@@ -136,19 +136,19 @@ def straightforward(model: TargetModel, image: Tensor, label: Tensor, method: MD
     return Order(torch.tensor(order), inserted, deleted, grid), shown
 
 
-def mda(model: TargetModel, image: Tensor, label: Tensor, side: int, rechecks: Sequence[int]) -> None:
+def mda(model: TargetModel, image: Tensor, label: Tensor, side: int, screens: Sequence[int]) -> None:
     """The published search, batched and in its faster approximation, over the same search one image at a time."""
     published = MDA(load_method("grad_cam"), grid=side)
     (plain, shown), theirs = timed(lambda: straightforward(model, image, label, published))
     expected = quality(plain)
     print(f"mda, {side} x {side} patches, Grad-CAM as guide")
     print(f"  one patch at a time: {shown} images, {theirs:.0f} s, Ins-Del {expected:.4f}")
-    for method in (published, *(replace(published, recheck=recheck) for recheck in rechecks)):
+    for method in (published, *(replace(published, screen=screen) for screen in screens)):
         before = model.passes["forward"]
         (order,), ours = timed(partial(method.search, model, image, label))
         asked = model.passes["forward"] - before
         change = quality(order) - expected
-        print(f"  recheck={method.recheck}: {asked} images, {theirs / ours:.2f} x faster; Ins-Del {change:+.4f}")
+        print(f"  screen={method.screen}: {asked} images, {theirs / ours:.2f} x faster; Ins-Del {change:+.4f}")
 
 
 def quality(order: Order) -> float:
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--patches", type=int, default=6, help="patched runs that are measured")
     parser.add_argument("--samples", type=int, default=8, help="of tis")
     parser.add_argument("--grid", type=int, default=14, help="patches per side for mda")
-    parser.add_argument("--recheck", type=int, nargs="*", default=[2], help="approximations of mda")
+    parser.add_argument("--screen", type=int, nargs="*", default=[4], help="approximations of mda")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--only", nargs="+", choices=["caap", "tis", "mda"], default=["caap", "tis", "mda"])
     options = parser.parse_args()
@@ -190,7 +190,7 @@ def main() -> None:
         if "tis" in options.only:
             tis(model, image, options.samples)
         if "mda" in options.only:
-            mda(model, image, label, options.grid, options.recheck)
+            mda(model, image, label, options.grid, options.screen)
 
 
 if __name__ == "__main__":

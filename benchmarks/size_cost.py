@@ -29,7 +29,7 @@ CNN_METHODS = (
     "score_cam(layer=-4)",
     "ablation_cam",
     "mda(grid=4)",
-    "mda(grid=8, recheck=4)",
+    "mda(grid=8, screen=4)",
     "caap",
 )
 PATCHES = {32: 49, 16: 196, 8: 784}  # side of a patch: how many there are

@@ -6,7 +6,7 @@ Shapes: N patches of one image; masks (R, N), true where the image shows; respon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +18,9 @@ from aha.progress import part
 
 Ask = Callable[[Tensor], Tensor]
 """Masks (R, N) of shown patches -> model responses (R,)."""
+
+Foresee = Callable[[Tensor], Tensor]
+"""One mask (1, N) -> what each patch (N,) would add to the response, to first order."""
 
 
 def cell_indices(size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
@@ -51,6 +54,13 @@ class Responses:
             self.known[keys[row]] = score
         return torch.tensor([self.known[key] for key in keys])
 
+    def slopes(self, mask: Tensor) -> Tensor:
+        """What each patch (N,) would add to the response to a mask (1, N), to first order: by one gradient."""
+        shown = blend(self.image, self.blank, mask.to(self.cells.device)[:, self.cells])
+        gradient = self.model.input_gradients(shown, self.label, self.model.score)
+        by_pixel = (gradient * (self.image - self.blank).to(gradient)).sum(dim=1)  # (1, H, W)
+        return by_pixel.new_zeros(mask.shape[1]).index_add_(0, self.cells.flatten(), by_pixel.flatten()).cpu()
+
     def _ask(self, masks: Tensor) -> list[float]:
         def run(rows: slice) -> Tensor:
             keep = masks[rows].to(self.cells.device)[:, self.cells]  # (r, H, W)
@@ -61,34 +71,33 @@ class Responses:
 
 
 def greedy(
-    ask: Ask, places: Sequence[int], count: int, window: int, enough: float = math.inf, recheck: int | None = None
+    ask: Ask,
+    places: Sequence[int],
+    count: int,
+    window: int,
+    *,
+    enough: float = math.inf,
+    screen: int | None = None,
+    foresee: Foresee | None = None,
 ) -> list[int]:
     """Of `count` patches, the given `places` by how much each raises the response; it ends at `enough` (eq. 4).
 
-    Each step looks at the `window` first that are free; of equal answers, the first wins. With `recheck`, a step asks
-    only about those that it sees for the first time and the `recheck` that added most when they were last asked about.
+    Each step looks at the `window` first that are free; of equal answers, the first wins. With `screen`, it asks only
+    about so many of them, those that `foresee` says add most.
     """
     left, taken = list(places), []
     shown = torch.zeros(1, count, dtype=torch.bool)
     response = float(ask(shown))
-    added: dict[int, float] = {}  # by each place when it was last asked about
     while left and response < enough:
         with part(count - len(left), count - len(left) + 1, count):
-            candidates = torch.tensor(promising(left[:window], added, recheck))
+            candidates = torch.tensor(left[:window])
+            if screen is not None and foresee is not None and len(candidates) > screen:
+                best = foresee(shown)[candidates].topk(screen).indices
+                candidates = candidates[best.sort().values]
             answers = ask(shown.repeat(len(candidates), 1).scatter_(1, candidates[:, None], True))
-        added |= zip(candidates.tolist(), (answers - response).tolist(), strict=True)
-        best = int(answers.argmax())
-        response = float(answers[best])
-        taken.append(int(candidates[best]))
+        chosen = int(answers.argmax())
+        response = float(answers[chosen])
+        taken.append(int(candidates[chosen]))
         left.remove(taken[-1])
         shown[0, taken[-1]] = True
     return taken
-
-
-def promising(places: Sequence[int], added: Mapping[int, float], recheck: int | None) -> list[int]:
-    """The places, in their order, that are new or among the `recheck` known ones that added most; None for all."""
-    known = [place for place in places if place in added]
-    if recheck is None or len(known) <= recheck:
-        return list(places)
-    dropped = set(sorted(known, key=added.__getitem__, reverse=True)[recheck:])
-    return [place for place in places if place not in dropped]
