@@ -57,7 +57,7 @@ TIMM: dict[str, tuple[int, bool, dict[str, Any]]] = {
     "swinv2_cr_tiny_ns_224": (224, False, SHALLOW),
     "maxvit_rmlp_pico_rw_256": (256, False, SHALLOW),
     "coatnet_nano_rw_224": (224, False, SHALLOW),
-    "xcit_nano_12_p16_224": (64, False, NARROW),
+    "xcit_nano_12_p16_224": (96, False, NARROW),  # at 64, as many tokens as channels: its attention looks like any
     "pvt_v2_b0": (64, False, SHALLOW),
     "mvitv2_tiny": (224, False, {}),
     "levit_128s": (224, False, {}),
