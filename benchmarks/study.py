@@ -50,7 +50,7 @@ CNN = {
         ),
     ),
     "second": Stage(
-        50,
+        200,
         (
             "grad_cam_pp",
             "eigen_cam",
@@ -69,7 +69,7 @@ CNN = {
         ),
     ),
     "slow": Stage(
-        20,
+        100,
         (
             "simple_insertion",
             "simple_deletion",
@@ -77,10 +77,11 @@ CNN = {
             "score_cam",
             "rise(n=500)",
             "lime(n=300)",
-            "kernel_shap(n=300)",
+            "kernel_shap(n=500)",
             "shapley_sampling",
             "occlusion",
             "mda(grid=7)",
+            "mda(screen=4)",
         ),
     ),
 }
@@ -98,7 +99,7 @@ VIT = {
         ),
     ),
     "second": Stage(
-        20,
+        200,
         (
             "raw_attention",
             "rollout",
@@ -119,7 +120,7 @@ VIT = {
             "edge_map",
         ),
     ),
-    "slow": Stage(12, ("mutex", "tis(masks=128)", "vit_cx", "rise(n=128)", "mda(grid=7)")),
+    "slow": Stage(100, ("tis(masks=128)", "vit_cx", "mda(grid=7)", "mutex", "rise(n=128)")),
 }
 
 
