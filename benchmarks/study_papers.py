@@ -21,6 +21,7 @@ from aha.bench import read_run
 from aha.bench.papers import printed_values
 from aha.bench.published import METHODS
 from aha.bench.runs import Group
+from aha.bench.tables import differences
 from aha.statistics import spearman
 
 DASH = "–"
@@ -95,6 +96,28 @@ def _agreement(ours: dict[str, Result], values: dict[str, float]) -> str:
     return f"rank correlation {float(both):.2f} (n = {len(common)})"
 
 
+def mda_protocol(name: str, group: Group) -> str:
+    """Curves and MAS as MDA's code reads them, for the methods that were judged that way."""
+    columns = {
+        "Deletion ↓": ("deletion", "zeros_normalised"),
+        "Insertion ↑": ("insertion", "adaptive_blur"),
+        "Ins-Del ↑": ("ins_del", "zeros_normalised / adaptive_blur"),
+        "MAS ↑": ("mas", "zeros_normalised / adaptive_blur"),
+    }
+    found = {column: methods for (_, column), methods in group.values.items() if column in columns.values()}
+    if not found:
+        return ""
+    scores = found[columns["Ins-Del ↑"]]
+    rows = []
+    for method, own in sorted(scores.items(), key=lambda item: -statistics.mean(item[1].values())):
+        gap = differences(own, scores[BASE])
+        error = statistics.stdev(gap) / len(gap) ** 0.5 if len(gap) > 1 else 0.0
+        against = "" if method == BASE else f"{statistics.mean(gap):+.3f} ± {error:.3f} ({len(gap)})"
+        means = (f"{statistics.mean(found[column][method].values()):.3f}" for column in columns.values())
+        rows.append([f"`{method}`", str(len(own)), *means, against])
+    return f"### {name}\n\n{markdown(['method', 'n', *columns, f'against `{BASE}` (n)'], rows)}"
+
+
 def mosaics(name: str, group: Group) -> str:
     """Region scores without and with VAR under both rules of support, and what the paper printed."""
     model = PRINTED_WITH_VAR.get(group.model, "ViT-B/16")
@@ -148,13 +171,14 @@ def main() -> None:
     args = parser.parse_args()
     sections = (
         ("Deletion and Insertion", args.study, faithfulness, "top1"),
+        ("MDA's protocol", args.study, mda_protocol, "top1"),
         ("Mosaics, without and with VAR", args.mosaics, mosaics, "grid"),
         ("Randomised weights, without and with VAR", args.randomised, randomised, "top1"),
     )
     parts = ["# Beside the papers\n"]
     for title, runs, section, asked in sections:
         found = [section(name, read_run(folder).group(asked)) for name, folder in named_runs(runs).items()]
-        parts += [f"## {title}\n", *found] if found else []
+        parts += [f"## {title}\n", *filter(None, found)] if any(found) else []
     args.out.write_text("\n".join(parts), encoding="utf-8")
 
 
