@@ -230,7 +230,7 @@ def tried(model: TargetModel, inputs: Tensor, name: str) -> str:
             else f"refused without a reason: {refusal}"
         )
     inputs = inputs[:1] if name in ONE_IMAGE else inputs
-    for first in (1, 3, 5):  # random weights may have no positive evidence for some of the classes
+    for first in range(CLASSES - 1):  # random weights may have no positive evidence for some of the classes
         try:
             maps = explained(model, inputs, method, torch.arange(first, first + len(inputs)))
         except (
