@@ -17,7 +17,7 @@ from worlds import tiny_model
 import aha
 from aha.bench import Plan, compare_runs, estimate, merge_runs, read_run, run, write_report
 from aha.bench.compare import as_markdown
-from aha.bench.papers import PAPERS, paper_plans, printed_beside
+from aha.bench.papers import PAPERS, paper_plans, printed_beside, printed_values
 from aha.bench.runner import BenchRun
 from aha.bench.significance import holm, paired_p, student_tail
 from aha.bench.store import ROWS
@@ -165,6 +165,11 @@ def test_papers(plan: Plan, tmp_path: Path, data: Path) -> None:
         plans = paper_plans(f"paper:{name}", {}, tmp_path)
         assert all(made.paper == name and made.optional for made in plans)
     assert len(paper_plans("paper:caap-table1", {}, tmp_path)) == 4
+    contrasted = paper_plans("paper:var-table1", {}, tmp_path)[0]
+    assert contrasted.metrics == ("var",)
+    assert {"grad_cam", "var(grad_cam, classes='grid')"} <= set(contrasted.methods), "without and with VAR"
+    assert PAPERS["var-table1"].method("GradCam + VAR") in contrasted.methods
+    assert printed_values("VAR 3", "ResNet-50 | predicted | ")["GradCam + VAR"]["IoU"] == 0.67
     with pytest.raises(SpecError, match="did you mean aha-table1"):
         paper_plans("paper:aha-tabel1", {}, tmp_path)
     with pytest.raises(SpecError, match="needs its images"):
