@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 import aha
 
-SIZES = (112, 160, 224, 320)
+SIZES = (112, 224, 336)
 CNN_METHODS = (
-    "occlusion",
+    "occlusion(window=32, stride=32)",
     "rise(n=64)",
     "simple_deletion(grid=7)",
     "score_cam(layer=-4)",

@@ -25,6 +25,9 @@ from aha.bench.tables import differences
 from aha.statistics import spearman
 
 DASH = "–"
+INTRODUCTION = """Printed numbers come from other weights, more images and finer protocols: orders and directions can be
+compared, values cannot. *n* counts photographs, in mosaics maps; ± is the standard error of the mean difference on
+common photographs. [What it says](index.md)."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,7 @@ def main() -> None:
         ("Mosaics, without and with VAR", args.mosaics, mosaics, "grid"),
         ("Randomised weights, without and with VAR", args.randomised, randomised, "top1"),
     )
-    parts = ["# Beside the papers\n"]
+    parts = [f"# Beside the papers\n\n{INTRODUCTION}\n"]
     for title, runs, section, asked in sections:
         found = [section(name, read_run(folder).group(asked)) for name, folder in named_runs(runs).items()]
         parts += [f"## {title}\n", *filter(None, found)] if any(found) else []
