@@ -23,7 +23,7 @@ from aha.metrics.curves import AVERAGE
 from aha.score_table import summarise
 
 BASE = "grad_cam"
-NAME_WIDTH, NAME_HEIGHT = math.log(2.2), 0.011  # of a name in the figure: a factor of passes, and of Ins-Del
+NAME_WIDTH, NAME_HEIGHT = math.log(5), 0.019  # of a name in the figure: a factor of passes, a share of the values
 COLOURS = {
     "cam": "#3b6fb6",
     "gradient": "#d0822b",
@@ -97,19 +97,28 @@ def table(results: list[Result]) -> str:
 def figure(by_model: dict[str, list[Result]], path: Path) -> None:
     """Quality over the passes through the model, a backward pass counted twice."""
     plt.rcParams["svg.hashsalt"] = "study"
-    drawn, axes = plt.subplots(1, len(by_model), figsize=(5.6 * len(by_model), 6.4), squeeze=False)
+    drawn, axes = plt.subplots(1, len(by_model), figsize=(6.4 * len(by_model), 8), squeeze=False)
     for axis, (name, results) in zip(axes[0], by_model.items(), strict=True):
         base = next(r for r in results if r.method == BASE)
         places = [(max(0.5, r.forward + 2 * r.backward), base.ins_del + r.gap, r) for r in results]
         for cost, height, r in places:
             axis.errorbar(cost, height, r.gap_se, fmt="o", color=COLOURS[r.family], ms=5, lw=0.8)
         written: list[tuple[float, float]] = []
+        line = NAME_HEIGHT * (max(height for _, height, _ in places) - min(height for _, height, _ in places))
         for cost, height, r in sorted(places, key=lambda place: place[1]):
-            for x, y in written:  # from low to high: a name moves up until it is clear of those beside it
-                if abs(math.log(x / cost)) < NAME_WIDTH and height - y < NAME_HEIGHT:
-                    height = y + NAME_HEIGHT
-            written.append((cost, height))
-            axis.annotate(short(r.method), (cost, height), (5, -2), textcoords="offset points", fontsize=6.5)
+            free = height
+            for x, y in sorted(written, key=lambda name: name[1]):  # up, until it is clear of the names beside it
+                if abs(math.log(x / cost)) < NAME_WIDTH and abs(free - y) < line:
+                    free = y + line
+            written.append((cost, free))
+            axis.annotate(
+                short(r.method),
+                (cost, height),
+                (1.12 * cost, free),
+                fontsize=6,
+                va="center",
+                arrowprops={"arrowstyle": "-", "lw": 0.3, "color": "#999999", "shrinkA": 0, "shrinkB": 2},
+            )
         axis.axhline(base.ins_del, color="#bbbbbb", lw=0.8, zorder=0)
         axis.set(xscale="log", title=name, xlabel="model passes per map (a backward pass counts twice)")
         axis.set_xlim(right=8 * max(cost for cost, _, _ in places))
