@@ -10,6 +10,7 @@ import csv
 import math
 import re
 import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -81,17 +82,29 @@ def results_of(name: str, group: Group) -> list[Result]:
     return sorted(found, key=lambda result: -result.gap)
 
 
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
 def table(results: list[Result]) -> str:
     """As Markdown."""
     heads = "method", "n", "Deletion ↓", "Insertion ↑", "Ins-Del ↑", f"against `{BASE}`", "seconds", "passes"
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for r in results:
-        gap = "" if r.method == BASE else f"{r.gap:+.3f} ± {r.gap_se:.3f}"
-        lines.append(
-            f"| `{r.method}` | {r.n} | {r.deletion:.3f} | {r.insertion:.3f} | {r.ins_del:.3f} ± {r.ins_del_se:.3f} "
-            f"| {gap} | {r.seconds:.2f} | {r.forward:.0f} + {r.backward:.0f} |"
-        )
-    return "\n".join(lines)
+    rows = [
+        [
+            f"`{r.method}`",
+            str(r.n),
+            f"{r.deletion:.3f}",
+            f"{r.insertion:.3f}",
+            f"{r.ins_del:.3f} ± {r.ins_del_se:.3f}",
+            "" if r.method == BASE else f"{r.gap:+.3f} ± {r.gap_se:.3f}",
+            f"{r.seconds:.2f}",
+            f"{r.forward:.0f} + {r.backward:.0f}",
+        ]
+        for r in results
+    ]
+    return markdown(heads, rows)
 
 
 def figure(by_model: dict[str, list[Result]], path: Path) -> None:
@@ -152,7 +165,7 @@ def main() -> None:
                 writer.writerow(
                     {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(result).items()},
                 )
-    parts = [f"## {name}\n\n{table(results)}\n" for name, results in by_model.items()]
+    parts = [f"## {name}\n\n{table(results)}" for name, results in by_model.items()]
     (args.out / "tables.md").write_text("# All numbers\n\n" + "\n".join(parts), encoding="utf-8")
     figure(by_model, args.out / "quality_over_cost.svg")
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from study_pages import BASE, Result, named_runs, results_of
+from study_pages import BASE, Result, markdown, named_runs, results_of
 
 from aha.bench import read_run
 from aha.bench.papers import printed_values
 from aha.bench.published import METHODS
 from aha.bench.runs import Group
 from aha.bench.tables import differences
+from aha.metrics.curves import AVERAGE
+from aha.score_table import summarise
 from aha.statistics import spearman
 
 DASH = "–"
@@ -64,11 +65,6 @@ def namesake(method: str) -> str:
     return "aha(refine=3)" if method.startswith("aha(refine=3") else method.partition("(")[0]
 
 
-def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
-
-
 def faithfulness(name: str, group: Group) -> str:
     """Ins-Del here and in the papers, and how far the orders agree."""
     columns = VIT if "vit" in group.model else CNN
@@ -94,7 +90,7 @@ def _agreement(ours: dict[str, Result], values: dict[str, float]) -> str:
     common = [method for method in ours if method in values]
     if len(common) < 4:
         return DASH
-    gaps = torch.tensor([ours[method].gap if method != BASE else 0.0 for method in common])
+    gaps = torch.tensor([ours[method].gap for method in common])
     both = spearman(gaps, torch.tensor([values[method] for method in common]))
     return f"rank correlation {float(both):.2f} (n = {len(common)})"
 
@@ -113,9 +109,8 @@ def mda_protocol(name: str, group: Group) -> str:
     scores = found[columns["Ins-Del ↑"]]
     rows = []
     for method, own in sorted(scores.items(), key=lambda item: -statistics.mean(item[1].values())):
-        gap = differences(own, scores[BASE])
-        error = statistics.stdev(gap) / len(gap) ** 0.5 if len(gap) > 1 else 0.0
-        against = "" if method == BASE else f"{statistics.mean(gap):+.3f} ± {error:.3f} ({len(gap)})"
+        gap = summarise(method, "ins_del", "", AVERAGE, differences(own, scores[BASE]))
+        against = "" if method == BASE else f"{gap.mean:+.3f} ± {gap.standard_error:.3f} ({gap.n})"
         means = (f"{statistics.mean(found[column][method].values()):.3f}" for column in columns.values())
         rows.append([f"`{method}`", str(len(own)), *means, against])
     return f"### {name}\n\n{markdown(['method', 'n', *columns, f'against `{BASE}` (n)'], rows)}"
