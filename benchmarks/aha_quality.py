@@ -24,12 +24,12 @@ from pathlib import Path
 from torch import Tensor
 
 import aha
-from aha.images import read_image
-from aha.labelled import find_labelled
+from aha.data.images import read_image
+from aha.data.labelled import find_labelled
 from aha.learned.explainer import Explainer
 from aha.learned.refinement import RefinementConfig, Refining, refine_until_settled
 from aha.learned.validation import hard_scores
-from aha.references import load_reference
+from aha.perturb.references import load_reference
 
 FIELDS = ("image", "method", "deletion", "insertion", "ins_del", "steps")
 

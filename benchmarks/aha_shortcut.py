@@ -31,7 +31,7 @@ from PIL import Image
 from torch import Tensor
 
 import aha
-from aha.images import read_image
+from aha.data.images import read_image
 from aha.learned.explainer import Explainer
 from aha.learned.refinement import RefinementConfig, refined_maps
 from aha.models import TargetModel, load_model

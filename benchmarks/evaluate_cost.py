@@ -35,10 +35,10 @@ import torch
 from torch import Tensor, nn
 
 import aha
-from aha.batches import iter_batches
+from aha.data.batches import iter_batches
 from aha.demo import MODEL, photographs
 from aha.metrics.curves import CurveMetric
-from aha.protocols import PROTOCOLS, Protocol
+from aha.metrics.protocols import PROTOCOLS, Protocol
 
 PHOTOGRAPHS = ("chelsea.png", "coffee.png", "motorcycle_left.png")
 COMPARED_STEPS = 48  # PixelFlipping flips single values of 3 x 224 x 224, in steps that must divide 224 x 224

@@ -36,7 +36,7 @@ from aha.methods.patch_search import cell_indices
 from aha.methods.patching import patchwise
 from aha.methods.tis import subsets
 from aha.models import TargetModel, load_model
-from aha.references import reference_inputs
+from aha.perturb.references import reference_inputs
 
 SPEC = "timm:vit_base_patch16_clip_quickgelu_224"
 

@@ -21,7 +21,7 @@ from aha.bench.runs import Group
 from aha.bench.tables import differences
 from aha.methods import load_method
 from aha.metrics.curves import AVERAGE
-from aha.score_table import summarise
+from aha.results.score_table import summarise
 
 BASE = "grad_cam"
 NAME_WIDTH, NAME_HEIGHT = math.log(5), 0.019  # of a name in the figure: a factor of passes, a share of the values

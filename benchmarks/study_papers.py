@@ -22,8 +22,8 @@ from aha.bench.published import METHODS
 from aha.bench.runs import Group
 from aha.bench.tables import differences
 from aha.metrics.curves import AVERAGE
-from aha.score_table import summarise
-from aha.statistics import spearman
+from aha.metrics.statistics import spearman
+from aha.results.score_table import summarise
 
 DASH = "–"
 INTRODUCTION = """Printed numbers come from other weights, more images and finer protocols: orders and directions can be

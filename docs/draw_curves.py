@@ -14,8 +14,16 @@ import torch
 
 import aha
 from aha.demo import MODEL, photographs
-from aha.perturbation import area, blend, deletion_masks, insertion_masks, perturbed_outputs, rank_pixels, step_counts
-from aha.references import load_reference
+from aha.perturb.perturbation import (
+    area,
+    blend,
+    deletion_masks,
+    insertion_masks,
+    perturbed_outputs,
+    rank_pixels,
+    step_counts,
+)
+from aha.perturb.references import load_reference
 
 METHODS = {"grad_cam": "tab:red", "center_map": "tab:blue", "random_map": "tab:grey"}
 SHOWN = {"grad_cam": "Grad-CAM", "random_map": "random order"}

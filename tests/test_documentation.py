@@ -35,8 +35,8 @@ from aha.cli import app
 from aha.learned import settings
 from aha.methods import METHODS
 from aha.models import load
+from aha.models.preprocessing import Preprocessing
 from aha.models.sources import Loaded, imagenet_names
-from aha.preprocessing import Preprocessing
 from command_line import picture
 from test_layers import DOORS, LAYERS
 

@@ -11,7 +11,7 @@ import pytest
 
 from aha.methods import METHODS
 from aha.metrics import METRICS
-from aha.protocols import PROTOCOLS
+from aha.metrics.protocols import PROTOCOLS
 
 DOCS = Path(__file__).parents[1] / "docs"
 if not DOCS.is_dir():

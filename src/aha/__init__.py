@@ -7,13 +7,13 @@ from aha.errors import AhaError, AhaWarning
 
 if TYPE_CHECKING:
     from aha.api import explain, explain_batches
-    from aha.explanation import Explanation
+    from aha.bench.evaluate import evaluate
     from aha.learned.explainer import Explainer
     from aha.learned.training import train
     from aha.methods import Method, list_methods, load_method
     from aha.models import TargetModel, load_model
-    from aha.score_table import Scores
-    from aha.scoring import evaluate
+    from aha.results.explanation import Explanation
+    from aha.results.score_table import Scores
 
 __version__ = "0.1.0"
 
@@ -38,11 +38,11 @@ __all__ = [
 # Loaded at first use: importing torch takes seconds, and `aha --help` needs none of it.
 _HOMES = {
     "Explainer": "aha.learned.explainer",
-    "Explanation": "aha.explanation",
+    "Explanation": "aha.results.explanation",
     "Method": "aha.methods",
-    "Scores": "aha.score_table",
+    "Scores": "aha.results.score_table",
     "TargetModel": "aha.models",
-    "evaluate": "aha.scoring",
+    "evaluate": "aha.bench.evaluate",
     "explain": "aha.api",
     "explain_batches": "aha.api",
     "list_methods": "aha.methods",

@@ -12,18 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aha.batches import Batch, Images, count_images, iter_batches
-from aha.cards import CardMaker
+from aha.core.progress import Listener, heard_by, part
+from aha.data.batches import Batch, Images, count_images, iter_batches
+from aha.data.targets import Target, resolve_targets
 from aha.errors import ImageError, MapWarning, ModelError
-from aha.explanation import Explanation
 from aha.methods import Method, check_fit, load_method
 from aha.methods.distribution import Distribution
 from aha.methods.var import Var
 from aha.metrics import Sample
 from aha.models import TargetModel, load_model
 from aha.models.memory import Chunks
-from aha.progress import Listener, heard_by, part
-from aha.targets import Target, resolve_targets
+from aha.results.cards import CardMaker
+from aha.results.explanation import Explanation
 
 UPSAMPLING = "bilinear"  # ranks, and so metrics, depend on it: it is part of every manifest
 

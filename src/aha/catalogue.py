@@ -6,13 +6,13 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any
 
+from aha.core.spec import Spec
 from aha.methods import METHODS, list_methods
 from aha.metrics import METRICS
+from aha.metrics.protocols import PROTOCOLS
 from aha.models import list_sources, load_model
+from aha.models.scores import SCORES
 from aha.models.sources import SOURCES
-from aha.protocols import PROTOCOLS
-from aha.scores import SCORES
-from aha.spec import Spec
 
 # Sources that work only with an optional dependency, by the name of the extra.
 _EXTRAS = {"demo": ["demo"], "hf": ["hf"]}

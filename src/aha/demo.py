@@ -12,17 +12,19 @@ from pathlib import Path
 
 from PIL import Image
 
-from aha import gallery, render
 from aha.api import explain_batch
-from aha.batches import iter_batches
-from aha.cards import Card, CardMaker
+from aha.core.disk import check_writable, write_atomically
+from aha.data.batches import Subject, iter_batches
+from aha.drawing import render
 from aha.errors import MissingExtra, OutputError
-from aha.explanation import Explanation, Subject
 from aha.methods import load_method
 from aha.metrics import Sample
 from aha.metrics.ins_del import InsDel
 from aha.models import load_model
-from aha.results import MANIFEST, check_writable, write_atomically
+from aha.results import gallery
+from aha.results.cards import Card, CardMaker
+from aha.results.explanation import Explanation
+from aha.results.folder import MANIFEST
 
 MODEL = "demo:efficientnet_lite0"
 PHOTOGRAPHS = {

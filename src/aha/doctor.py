@@ -14,10 +14,10 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from torch import nn
 
 from aha.api import explain
+from aha.core.disk import check_writable, versions
 from aha.demo import MODEL, photographs
 from aha.errors import AhaError
 from aha.models import load_model
-from aha.results import check_writable, versions
 
 _PACKAGE = "aha-attribution"
 # Extras for those who work on the project, not for those who use it.

@@ -14,14 +14,15 @@ import torch
 
 from aha import __version__
 from aha.api import UPSAMPLING, explain_batch
-from aha.batches import Batch, iter_batches
+from aha.core.disk import result_key
+from aha.core.progress import Listener, heard_by, in_parts
+from aha.data.batches import Batch, iter_batches
+from aha.data.images import find_images
+from aha.data.targets import resolve_targets
 from aha.errors import ImageError, ModelError, OutputError, TargetError
-from aha.images import find_images
 from aha.methods import Method, check_fit
 from aha.models import TargetModel
-from aha.progress import Listener, heard_by, in_parts
-from aha.results import ResultFolder, result_key
-from aha.targets import resolve_targets
+from aha.results.folder import ResultFolder
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ import pytest
 from PIL import Image
 from worlds import cells_of, tiny_model
 
-from aha.bench.data import choose, find_data, mda_filter
-from aha.bench.layouts import _uncompressed
 from aha.bench.plan import Plan
 from aha.bench.runner import BenchRun
+from aha.data.datasets import choose, find_data, mda_filter
+from aha.data.images import read_image
+from aha.data.layouts import _uncompressed
 from aha.errors import ImageError, MissingExtra, SpecError, UnknownName
-from aha.images import read_image
 from aha.models import TargetModel, load_model
 from fakes import CLASSES, TinyCNN
 

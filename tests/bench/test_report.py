@@ -22,8 +22,8 @@ from aha.bench.runner import BenchRun
 from aha.bench.significance import holm, paired_p, student_tail
 from aha.bench.store import ROWS
 from aha.bench.tables import by_class, by_confidence, headline, summary_tables
+from aha.data.labelled import find_labelled
 from aha.errors import OutputError, SpecError
-from aha.labelled import find_labelled
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from worlds import cells_of, count_lines, tiny_model
 import aha
 from aha.bench.plan import Plan
 from aha.bench.runner import BenchRun
-from aha.labelled import find_labelled, read_mask
+from aha.data.labelled import find_labelled, read_mask
 from fakes import Boom, changes, snapshot
 
 
@@ -117,7 +117,7 @@ def test_failures_are_recorded_and_do_not_stop_the_run(
         return original(self, model, images, classes)
 
     model = tiny_model()
-    from aha.images import read_image
+    from aha.data.images import read_image
 
     MEAN = float(model.stated_preprocessing()(read_image(data / "04.png"))[0].mean())
     monkeypatch.setattr(Gradient, "__call__", fails)

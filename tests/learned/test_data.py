@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from aha.data.images import read_image
+from aha.data.samples import Sample, find_samples
 from aha.errors import ImageError
-from aha.images import read_image
-from aha.learned.data import Sample, StepImages, find_samples, step_batches
+from aha.learned.data import StepImages, step_batches
 from aha.models import TargetModel
 
 

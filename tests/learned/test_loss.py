@@ -11,7 +11,7 @@ from aha.learned.loss import ObjectiveConfig, isolated_peaks, objective, perturb
 from aha.learned.regions import grid_regions, random_regions, stratified_counts
 from aha.metrics import Case, Sample, load_metric
 from aha.models import TargetModel, load_model
-from aha.perturbation import blend
+from aha.perturb.perturbation import blend
 from fakes import tiny_vit
 
 CALM = ObjectiveConfig(noise=0.0)

@@ -9,12 +9,12 @@ import torch
 from safetensors import safe_open
 
 import aha
+from aha.data.images import read_image
 from aha.demo import MODEL, photographs
-from aha.images import read_image
 from aha.learned.library import SHIPPED, explainer_of
 from aha.learned.validation import hard_scores
 from aha.models import TargetModel, load_model
-from aha.references import Black, Blur
+from aha.perturb.references import Black, Blur
 
 
 @pytest.fixture(scope="module")

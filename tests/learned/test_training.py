@@ -25,7 +25,7 @@ from aha.learned.settings import Design, Settings, load_settings
 from aha.learned.training import Choices, TrainingError, explained_classes, learning_rate, temperature, train
 from aha.learned.validation import hard_scores
 from aha.models import TargetModel, load_model
-from aha.references import Black, Mean
+from aha.perturb.references import Black, Mean
 from fakes import changes, snapshot, surroundings
 
 QUICK = ["steps=6", "batch_size=4", "save_every=1", "validation_images=4", "validation_steps=4", "stride=4", "width=16"]

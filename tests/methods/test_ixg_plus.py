@@ -15,7 +15,7 @@ from aha.errors import SpecError
 from aha.methods import load_method
 from aha.methods.libra_ixg_plus import LIBRA
 from aha.models import load_model
-from aha.scores import SCORES
+from aha.models.scores import SCORES
 from fakes import EncoderViT, randomised, tiny_vit
 
 CHOSEN = torch.tensor([0, 1, 2, 4])

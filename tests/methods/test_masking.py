@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 import aha
 from aha.errors import MissingExtra, ModelError, SpecError
-from aha.masking import Question, blank_inputs, explain_each
 from aha.methods import load_method
 from aha.models import load_model
 from aha.models.memory import Chunks
-from aha.partitions import Patches, Slic
-from aha.references import load_reference
-from aha.scores import SCORES
+from aha.models.scores import SCORES
+from aha.perturb.masking import Question, blank_inputs, explain_each
+from aha.perturb.partitions import Patches, Slic
+from aha.perturb.references import load_reference
 from fakes import CLASSES, SIZE, Hungry, TinyCNN, plain_module, randomised
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)

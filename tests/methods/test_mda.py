@@ -18,8 +18,8 @@ from aha.methods.mda import MDA, default_guide
 from aha.methods.patch_order import Order, order_weighted
 from aha.methods.patch_search import Responses, cell_indices, greedy
 from aha.models import TargetModel, load_model
-from aha.perturbation import blend
-from aha.references import Black, Blur
+from aha.perturb.perturbation import blend
+from aha.perturb.references import Black, Blur
 from fakes import SIZE, TinyCNN, plain_module, randomised, tiny_vit
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)

@@ -14,13 +14,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 import aha
+from aha.data.mosaics import Mosaic
 from aha.errors import OutputError, SpecError, TargetError
-from aha.explanation import Explanation
 from aha.methods import Method, load_method
 from aha.methods.distribution import Distribution
 from aha.methods.var import Var, chosen_rivals, class_shares
 from aha.models import TargetModel, load_model
-from aha.mosaics import Mosaic
+from aha.results.explanation import Explanation
 from command_line import MODEL, assert_refused, items, picture, run
 from fakes import CLASSES, SIZE, LinearModel, TinyCNN, randomised, tiny_vit
 
@@ -287,7 +287,7 @@ def test_the_composite_shows_who_wins_where() -> None:
     maps[0, :, :5] = 1.0
     maps[1, :, 4:] = 1.0
     distribution = Distribution((0, 1), 0, maps, class_shares(maps, (100,)), ("left", "right"))
-    from aha.render import class_colours, composite
+    from aha.drawing.render import class_colours, composite
 
     grey = Image.new("RGB", (9, 5), (128, 128, 128))
     pixels = np.asarray(composite(grey, maps.numpy(), distribution.shares.numpy(), opacity=1.0)).astype(int)

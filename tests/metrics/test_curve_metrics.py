@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from aha.errors import MetricError, SpecError
 from aha.metrics import METRICS, Case, Sample, load_metric
+from aha.metrics.protocols import PROTOCOLS
 from aha.models import TargetModel, load_model
-from aha.protocols import PROTOCOLS
-from aha.references import load_reference
+from aha.perturb.references import load_reference
 from fakes import tiny_vit
 
 ONE_REFERENCE = "references=(black,)"

@@ -14,11 +14,11 @@ from sklearn.metrics import average_precision_score, f1_score, jaccard_score
 from torch import Tensor, nn
 
 import aha
+from aha.data.mosaics import Mosaic, build_mosaics
 from aha.errors import AhaWarning, ImageError, MetricError, ModelError, SpecError
 from aha.metrics import Case, Sample, load_metric
 from aha.metrics.localisation import average_precision
 from aha.models import TargetModel
-from aha.mosaics import Mosaic, build_mosaics
 
 SIDE = 8
 

@@ -19,8 +19,8 @@ import aha
 from aha.metrics import Case, Sample
 from aha.metrics.ins_del import InsDel
 from aha.models import TargetModel
-from aha.perturbation import deletion_masks, rank_pixels
-from aha.references import Black, Blur
+from aha.perturb.perturbation import deletion_masks, rank_pixels
+from aha.perturb.references import Black, Blur
 from aha.web.workbench import Workbench
 
 

@@ -10,12 +10,12 @@ from collections.abc import Set
 from typing import Any
 
 from aha import __version__
-from aha.bench.data import BenchImage
 from aha.bench.plan import Work
+from aha.core.disk import result_key
+from aha.data.datasets import BenchImage
 from aha.methods import Method
+from aha.metrics.protocols import Protocol
 from aha.models import TargetModel
-from aha.protocols import Protocol
-from aha.results import result_key
 
 
 class Cells:

@@ -9,8 +9,8 @@ from typing import Any
 
 from aha.bench.runs import Group
 from aha.bench.tables import better, headline, summary_tables
-from aha.figures import as_bytes, plot_curves, plot_trade_off
-from aha.score_table import Scores
+from aha.results.figures import as_bytes, plot_curves, plot_trade_off
+from aha.results.score_table import Scores
 
 Save = Callable[[str, bytes], None]
 """Takes the name and the content of a file."""

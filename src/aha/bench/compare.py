@@ -11,7 +11,7 @@ from aha.bench.runs import Column, Group, Run, read_run
 from aha.bench.significance import paired_p
 from aha.bench.tables import better, differences, head_of
 from aha.errors import OutputError
-from aha.score_table import markdown_table, summarise
+from aha.results.score_table import markdown_table, summarise
 
 
 class Comparison(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 from aha.bench.runs import Group, Run
 from aha.bench.tables import Table, by_class, headline, summary_tables
 from aha.errors import MissingExtra
-from aha.score_table import Row, csv_bytes, latex_table, markdown_table, parquet_bytes
+from aha.results.score_table import Row, csv_bytes, latex_table, markdown_table, parquet_bytes
 
 Captioned = Sequence[tuple[str, Table]]
 """Tables with what stands above them."""

@@ -19,20 +19,20 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from aha.batches import Batch
 from aha.bench.cells import Cells
-from aha.bench.data import BenchImage
+from aha.bench.evaluate import MethodSource, judge, prepare
 from aha.bench.plan import KeepMaps
 from aha.bench.subjects import GRID, Ready, Subjects
+from aha.bench.truth import labelled_samples
+from aha.data.batches import Batch
+from aha.data.datasets import BenchImage
+from aha.data.targets import resolve_targets
 from aha.errors import AhaError
 from aha.methods import Method
 from aha.metrics import Case, Sample
+from aha.metrics.protocols import Protocol as Metrics
 from aha.models import TargetModel
-from aha.protocols import Protocol as Metrics
-from aha.score_table import CurveRow, Failure, Scores
-from aha.scoring import MethodSource, judge, prepare
-from aha.targets import resolve_targets
-from aha.truth import labelled_samples
+from aha.results.score_table import CurveRow, Failure, Scores
 
 _CURVE_POINTS = 57  # of 225; what a figure shows of a curve
 

@@ -17,9 +17,9 @@ from typing import Any
 from aha.bench.plan import Plan, make_plans
 from aha.bench.published import COLUMNS, FLOORS, MODELS, PAPERS, PaperTable
 from aha.bench.runs import Group
+from aha.core.registry import nearest_names
 from aha.errors import SpecError
 from aha.metrics.curves import AVERAGE
-from aha.registry import nearest_names
 
 PREFIX = "paper:"
 _PRINTED = Path(__file__).parent / "printed.json"

@@ -3,7 +3,7 @@
 ```toml
 # plan.toml
 model = "timm:resnet18"            # or a list of models, each with the same work
-data = "imagenet:/data/imagenet"   # see aha.bench.data
+data = "imagenet:/data/imagenet"   # see aha.data.datasets
 methods = ["grad_cam", "rise(n=4000)", "center_map"]
 metrics = ["aha", "cost"]
 targets = ["top1", "label"]        # reported apart
@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from aha.core.registry import nearest_names
 from aha.errors import AhaError, SpecError
 from aha.methods import Method, check_fit, load_method
+from aha.metrics.protocols import Protocol, load_protocols
 from aha.models import TargetModel
-from aha.protocols import Protocol, load_protocols
-from aha.registry import nearest_names
-from aha.scores import load_score
+from aha.models.scores import load_score
 
 Filter = Literal["none", "mda"]
 KeepMaps = Literal["none", "float16", "float32"]

@@ -42,8 +42,8 @@ from aha.bench.tables import (
     verdict,
 )
 from aha.bench.telling import Telling, telling_images
+from aha.core.disk import versions, write_atomically, writing
 from aha.errors import OutputError
-from aha.results import versions, write_atomically, writing
 
 REPORT, SCORES, SUMMARY = "report.html", "scores.csv", "summary.csv"
 _MOST_REASONS = 12
@@ -147,7 +147,11 @@ def _failures(group: Group) -> list[tuple[str, str, str, int]]:
 
 def _page(run: Run, sections: Sequence[Section]) -> str:
     environment = Environment(
-        loader=PackageLoader("aha"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("aha.bench"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"number": _number, "seconds": _seconds, "breakable": _breakable}
     plans = [plan_of(plan["plan"]) for plan in run.plans]

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from aha.bench.cells import Cells
-from aha.bench.data import BenchImage
 from aha.bench.judging import Judging, Line, Sink
 from aha.bench.plan import Plan, Work, check_plan, fitted
 from aha.bench.store import Store, known_keys, read_plans_of
 from aha.bench.subjects import Subjects
+from aha.core.disk import check_writable, versions
+from aha.data.datasets import BenchImage
 from aha.learned.engine import launched_device, launched_share, parts_of
 from aha.models import TargetModel, load_model
-from aha.results import check_writable, versions
 
 _SYNC_SECONDS = 2.0
 

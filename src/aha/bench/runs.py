@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from aha.bench.store import PLANS, ROWS, Appender, encode, known_keys, read_cells, read_plans_of
+from aha.core.disk import check_writable
 from aha.errors import OutputError, SpecError
-from aha.protocols import Protocol, load_protocols
-from aha.results import check_writable
-from aha.score_table import CurveRow, Failure, Row, Scores
+from aha.metrics.protocols import Protocol, load_protocols
+from aha.results.score_table import CurveRow, Failure, Row, Scores
 
 Column = tuple[str, str]
 """Metric and reference."""

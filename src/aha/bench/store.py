@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from aha.core.disk import check_writable, writing
 from aha.errors import OutputError
-from aha.results import check_writable, writing
 
 PLANS, ROWS, MAPS = "plans.jsonl", "rows", "maps"
 _START = b'{"key":"'  # so that a key is found without reading the rest of the line

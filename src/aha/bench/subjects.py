@@ -12,20 +12,20 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from aha.bench import layouts  # noqa: F401  # registers the kinds of data
-from aha.bench.data import BenchImage, choose, find_data, mda_filter
 from aha.bench.plan import Plan
+from aha.bench.truth import Truth, check_truth
+from aha.core.disk import result_key
+from aha.data import layouts  # noqa: F401  # registers the kinds of data
+from aha.data.batches import Subject
+from aha.data.datasets import BenchImage, choose, find_data, mda_filter
+from aha.data.images import read_image
+from aha.data.labelled import Lazy
+from aha.data.mosaics import Cell, Mosaic, build_mosaics
+from aha.data.targets import resolve_targets
 from aha.errors import MetricError, SpecError, TargetError
-from aha.explanation import Subject
-from aha.images import read_image
-from aha.labelled import Lazy
+from aha.metrics.protocols import Protocol
 from aha.models import TargetModel
-from aha.mosaics import Cell, Mosaic, build_mosaics
-from aha.preprocessing import Geometry
-from aha.protocols import Protocol
-from aha.results import result_key
-from aha.targets import resolve_targets
-from aha.truth import Truth, check_truth
+from aha.models.preprocessing import Geometry
 
 GRID = "grid"
 """The kind of target of mosaics: all classes in them."""

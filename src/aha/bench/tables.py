@@ -14,7 +14,7 @@ from aha.bench.significance import LEVEL, holm, paired_p
 from aha.metrics import ARROWS, directions, side_columns
 from aha.metrics.base import Direction
 from aha.metrics.curves import AVERAGE
-from aha.score_table import SummaryRow, summarise
+from aha.results.score_table import SummaryRow, summarise
 
 SHADED = 3
 _HEADLINES = ("ins_del", "neg_pos", "insertion", "deletion")

@@ -12,8 +12,8 @@ from PIL import Image
 from aha.bench.runs import Group, Run
 from aha.bench.store import read_map, read_picture
 from aha.bench.tables import better, headline
-from aha.gallery import embedded
-from aha.render import overlay
+from aha.drawing.render import overlay
+from aha.results.gallery import embedded
 
 _MOST_CASES, _MOST_COLUMNS = 6, 8
 _WIDTH = 320  # twice what the page shows, for dense screens

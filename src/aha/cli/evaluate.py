@@ -11,8 +11,8 @@ from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrai
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
 
 if TYPE_CHECKING:
-    from aha.preprocessing import Fit
-    from aha.score_table import Scores
+    from aha.models.preprocessing import Fit
+    from aha.results.score_table import Scores
 
 _SHOWN_FAILURES = 20
 
@@ -48,14 +48,15 @@ def evaluate(
     Finished images are skipped, so that the same command continues an interrupted run.
     """
     with reported(debug=debug, quiet=quiet):
+        from aha.bench.evaluation import EvaluationRun
+        from aha.core.disk import check_writable
+        from aha.data.labelled import find_labelled
         from aha.errors import SpecError
-        from aha.evaluation import EvaluationRun
-        from aha.labelled import find_labelled, find_maps
         from aha.methods import load_method
+        from aha.metrics.protocols import load_protocols
         from aha.models import load_model
-        from aha.protocols import load_protocols
-        from aha.results import check_writable
-        from aha.scores import load_score
+        from aha.models.scores import load_score
+        from aha.results.saved_maps import find_maps
 
         if not method and maps is None:
             raise SpecError("nothing to judge; name a --method, or a folder of --maps")

@@ -13,7 +13,7 @@ from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, s
 
 if TYPE_CHECKING:
     from aha.files import FileRun
-    from aha.preprocessing import Fit
+    from aha.models.preprocessing import Fit
 
 _METHOD = "grad_cam"
 _SHOWN_FAILURES = 20
@@ -54,13 +54,13 @@ def explain(
     Finished images are skipped, so that the same command continues an interrupted run.
     """
     with reported(debug=debug, quiet=quiet):
+        from aha.core.disk import check_writable
+        from aha.data.targets import class_list
         from aha.files import FileRun, find_files, read_class_names
         from aha.methods import load_method
         from aha.methods.var import Var
         from aha.models import load_model
-        from aha.results import check_writable
-        from aha.scores import load_score
-        from aha.targets import class_list
+        from aha.models.scores import load_score
 
         # What costs nothing is checked first, what needs the model next, and all of it before any work.
         methods = [load_method(text) for text in method or [_METHOD]]

@@ -46,15 +46,15 @@ def train(
     Runs as it is on one device, and under `accelerate launch` or `torchrun` on many.
     """
     with reported(debug=debug, quiet=quiet):
+        from aha.core.disk import check_writable
         from aha.learned.engine import launched_device
         from aha.learned.library import remember
         from aha.learned.settings import load_settings
         from aha.learned.training import BEST, METRICS
         from aha.learned.training import train as run
         from aha.models import load_model
+        from aha.models.scores import load_score
         from aha.models.sources import default_device
-        from aha.results import check_writable
-        from aha.scores import load_score
 
         chosen = load_settings(preset, settings or [])
         check_writable(out)

@@ -22,14 +22,14 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from aha import __version__
+from aha.core.disk import result_key, write_atomically, writing
+from aha.core.rows import distinct_rows
 from aha.errors import AhaWarning, ModelError, SpecError, WeightsError
 from aha.learned.decoder import Decoder, DecoderConfig
 from aha.learned.settings import ENCODERS, Design
 from aha.models import TargetModel, load_model
 from aha.models.hooks import preserved_random_state
 from aha.models.weights import load_weights, state_digest
-from aha.results import result_key, write_atomically, writing
-from aha.rows import distinct_rows
 
 Conditioning = Literal["head", "embedding"]  # as built: "auto" is decided
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from aha.core.disk import write_atomically, writing
 from aha.errors import MissingExtra, ModelError
 from aha.learned.explainer import Explainer
 from aha.models import TargetModel
 from aha.models.hooks import preserved_random_state
-from aha.results import write_atomically, writing
 
 _TOLERANCE = 1e-3  # of the map's range
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aha.results import writing
+from aha.core.disk import writing
 
 METRICS = "metrics.jsonl"
 

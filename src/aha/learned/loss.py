@@ -20,7 +20,7 @@ from torch import Tensor
 from aha.learned.ordering import gumbel_noise, soft_masks_binned, soft_masks_full, standardised
 from aha.learned.regions import Regions
 from aha.models import TargetModel
-from aha.perturbation import blend
+from aha.perturb.perturbation import blend
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from aha.core.progress import in_parts
 from aha.learned.explainer import Explainer
 from aha.learned.loss import ObjectiveConfig, isolated_peaks, perturbed_scores, soft_masks
 from aha.learned.regions import grid_regions, stratified_counts
 from aha.models import TargetModel
-from aha.progress import in_parts
-from aha.references import Black, Blur, Mean, Reference
+from aha.perturb.references import Black, Blur, Mean, Reference
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_type_hints
 from aha.errors import SpecError
 from aha.learned.loss import ObjectiveConfig
 from aha.learned.regions import GRID_SIZES
-from aha.references import Black, Blur, Mean, Reference, load_reference
+from aha.perturb.references import Black, Blur, Mean, Reference, load_reference
 
 Conditioning = Literal["auto", "head", "embedding"]
 

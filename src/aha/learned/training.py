@@ -25,9 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aha.core.disk import check_writable, write_atomically, writing
+from aha.data.images import read_image
+from aha.data.samples import Sample, find_samples
 from aha.errors import CapabilityError, ImageError, ModelError, OutputError
-from aha.images import read_image
-from aha.learned.data import Batch, Sample, StepImages, find_samples, step_batches
+from aha.learned.data import Batch, StepImages, step_batches
 from aha.learned.engine import Engine, parts_of
 from aha.learned.explainer import Explainer
 from aha.learned.logbook import METRICS, Logbook
@@ -37,8 +39,7 @@ from aha.learned.seeds import HOLD_OUT, IMAGE, STEP, generator_for
 from aha.learned.settings import Design, Settings, TrainConfig
 from aha.learned.validation import hard_scores
 from aha.models import TargetModel
-from aha.references import Reference
-from aha.results import check_writable, write_atomically, writing
+from aha.perturb.references import Reference
 
 __all__ = ["BEST", "LAST", "METRICS", "TrainingError", "train"]
 

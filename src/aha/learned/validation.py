@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from aha.models import TargetModel
-from aha.perturbation import area, deletion_masks, insertion_masks, perturbed_outputs, rank_pixels, step_counts
-from aha.references import Reference
+from aha.perturb.perturbation import area, deletion_masks, insertion_masks, perturbed_outputs, rank_pixels, step_counts
+from aha.perturb.references import Reference
 
 
 def hard_scores(

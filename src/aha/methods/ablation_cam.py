@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aha.masking import Question, Scale, explain_each
 from aha.methods.base import Method, method
 from aha.methods.grad_cam import pick_stage
 from aha.models import TargetModel
+from aha.perturb.masking import Question, Scale, explain_each
 
 
 @method("ablation_cam", family="cam", needs={"features"}, citation="Ramaswamy & Desai, WACV 2020")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.models import TargetModel, Trace
-from aha.progress import in_parts
 
 
 @method(

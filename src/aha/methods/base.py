@@ -14,12 +14,12 @@ from typing import ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
+from aha.core.registry import Registry
+from aha.core.spec import Spec, parse
 from aha.errors import CapabilityError, SpecError
 from aha.models import TargetModel
-from aha.partitions import PARTITIONS
-from aha.references import REFERENCES
-from aha.registry import Registry
-from aha.spec import Spec, parse
+from aha.perturb.partitions import PARTITIONS
+from aha.perturb.references import REFERENCES
 
 METHODS: Registry[type[Method]] = Registry("method")
 

@@ -9,13 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, check_fit, method, runs_of_one_image
 from aha.methods.parallel_patching import parallel
 from aha.methods.patching import Neighbourhood, Patching, neighbours, patchwise
 from aha.models import TargetModel
-from aha.progress import in_parts
-from aha.references import Reference, White, reference_inputs
+from aha.perturb.references import Reference, White, reference_inputs
 
 
 @method("caap", family="perturbation", needs={"features"}, citation="Izadi et al., 2026")

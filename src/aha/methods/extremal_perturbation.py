@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aha.core.progress import in_parts
 from aha.errors import SpecError
-from aha.masking import Question, Scale, explain_each
 from aha.methods.base import Method, method
 from aha.models import TargetModel
-from aha.perturbation import blend
-from aha.progress import in_parts
-from aha.references import Blur, Reference
+from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.perturbation import blend
+from aha.perturb.references import Blur, Reference
 
 STEP, SIGMA, COLDNESS = 7, 21.0, 20.0  # pixels between mask parameters, reach of each in pixels, of the smooth maximum
 RATE, MOMENTUM = 0.01, 0.9

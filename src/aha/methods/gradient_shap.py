@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
 from aha.methods.gradient import ChannelRule, over_channels
 from aha.methods.integrated_gradients import baseline_inputs
 from aha.models import TargetModel
-from aha.progress import in_parts
 
 
 @method("gradient_shap", family="gradient", needs={"gradients"}, citation="Lundberg & Lee, NeurIPS 2017")

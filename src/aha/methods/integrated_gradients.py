@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.methods.gradient import ChannelRule, over_channels
 from aha.models import TargetModel
-from aha.progress import in_parts
 
 Baseline = Literal["zeros", "black", "white"]
 Quadrature = Literal["gauss_legendre", "midpoint", "trapezoid"]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from aha.errors import SpecError
-from aha.masking import Question, Scale, explain_each
 from aha.methods.base import Method, method, seeded_generator
 from aha.models import TargetModel
-from aha.partitions import Partition, Patches
-from aha.references import Reference, ZerosNormalised
+from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.partitions import Partition, Patches
+from aha.perturb.references import Reference, ZerosNormalised
 
 
 @method("kernel_shap", family="perturbation", citation="Lundberg & Lee, NeurIPS 2017")

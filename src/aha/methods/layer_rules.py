@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aha.relevance import (
+from aha.models.relevance import (
     DENSE,
     PASSING,
     Layer,

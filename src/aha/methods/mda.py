@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import METHODS, Method, method
 from aha.methods.patch_order import Order
 from aha.methods.patch_search import Responses, cell_indices, greedy, shown_first
 from aha.models import TargetModel
-from aha.progress import in_parts
-from aha.references import Black, Blur, Reference, reference_inputs
+from aha.perturb.references import Black, Blur, Reference, reference_inputs
 
 CELLS = 14  # per side, where the model has no patches of its own: those of ViT-B/16 at 224 pixels
 SMALLEST_CELL = 8  # pixels

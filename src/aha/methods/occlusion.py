@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from aha.errors import SpecError
-from aha.masking import Question, Scale, explain_each
 from aha.methods.base import Method, method
 from aha.models import TargetModel
-from aha.references import Reference, ZerosNormalised
+from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.references import Reference, ZerosNormalised
 
 
 @method("occlusion", family="perturbation", citation="Zeiler & Fergus, ECCV 2014")

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from aha.core.progress import part
 from aha.models import TargetModel
-from aha.perturbation import blend
-from aha.progress import part
+from aha.perturb.perturbation import blend
 
 Ask = Callable[[Tensor], Tensor]
 """Masks (R, N) of shown patches -> model responses (R,)."""

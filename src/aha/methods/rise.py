@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aha.errors import SpecError
-from aha.masking import Question, Scale, explain_each
 from aha.methods.base import Method, method, seeded_generator
 from aha.models import TargetModel
-from aha.references import Reference, ZerosNormalised
+from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.references import Reference, ZerosNormalised
 
 
 @method("rise", family="perturbation", citation="Petsiuk et al., BMVC 2018")

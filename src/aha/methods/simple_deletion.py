@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from aha.masking import Question
 from aha.methods.base import method
 from aha.methods.simple_insertion import PatchWindows
+from aha.perturb.masking import Question
 
 
 @method("simple_deletion", family="perturbation", citation="Izadi et al., arXiv 2603.13652 (baseline)")

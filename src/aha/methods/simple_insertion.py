@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from aha.errors import SpecError
-from aha.masking import Question, Scale, explain_each
 from aha.methods.base import Method, method
 from aha.models import TargetModel
-from aha.partitions import patch_index
-from aha.references import Reference, White
+from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.partitions import patch_index
+from aha.perturb.references import Reference, White
 
 
 @dataclass(frozen=True)

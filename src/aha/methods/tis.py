@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method, runs_of_one_image, seeded_generator
 from aha.models import TargetModel
-from aha.progress import in_parts
 
 
 @method("tis", family="perturbation", needs={"tokens"}, citation="Englebert et al., ICCVW 2023")

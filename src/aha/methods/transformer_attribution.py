@@ -14,7 +14,7 @@ from torch import Tensor
 from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.models import TargetModel
-from aha.relevance import (
+from aha.models.relevance import (
     DENSE,
     PASSING,
     is_signal,
@@ -28,7 +28,7 @@ from aha.relevance import (
     propagate,
     quotient,
 )
-from aha.scores import SCORES
+from aha.models.scores import SCORES
 
 
 @method(

@@ -11,12 +11,12 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from aha.core.progress import in_parts
+from aha.core.rows import distinct_rows
 from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.methods.distribution import Distribution
 from aha.models import TargetModel
-from aha.progress import in_parts
-from aha.rows import distinct_rows
 
 Competition = Literal["shared_scale", "divide", "absolute"]
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method, runs_of_one_image, seeded_generator
 from aha.models import TargetModel
-from aha.progress import in_parts
 
 
 @method("vit_cx", family="perturbation", needs={"features"}, citation="Xie et al., IJCAI 2023")

@@ -9,7 +9,7 @@ from aha.errors import MetricError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case, Perturbation
 from aha.metrics.curves import AVERAGE, References
-from aha.references import Black, Blur, Mean, Reference
+from aha.perturb.references import Black, Blur, Mean, Reference
 
 SMALLEST = 1e-8  # below this a relative drop is noise
 

@@ -1,6 +1,6 @@
 """What a metric is: a frozen value that turns one case, an image with its map, into named numbers.
 
-One number per image; means, intervals and dataset-wide figures are made once, in `aha.scoring`.
+One number per image; means, intervals and dataset-wide figures are made once, in `aha.bench.evaluate`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
+from aha.core.registry import Registry
+from aha.core.spec import Spec, parse
 from aha.metrics.case import Case, Perturbation
-from aha.references import REFERENCES
-from aha.registry import Registry
-from aha.spec import Spec, parse
+from aha.perturb.references import REFERENCES
 
 METRICS: Registry[type[Metric]] = Registry("metric")
 

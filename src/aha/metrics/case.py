@@ -17,8 +17,8 @@ from torch import Tensor
 
 from aha.errors import MetricError
 from aha.models import TargetModel
-from aha.perturbation import Ties, deletion_masks, insertion_masks, perturbed_outputs, rank_pixels
-from aha.references import Reference
+from aha.perturb.perturbation import Ties, deletion_masks, insertion_masks, perturbed_outputs, rank_pixels
+from aha.perturb.references import Reference
 
 Kind = Literal["delete", "insert"]
 Explain = Callable[[TargetModel, Tensor, Tensor], Tensor]

@@ -11,7 +11,7 @@ from torch import Tensor
 from aha.errors import MetricError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case
-from aha.statistics import spearman
+from aha.metrics.statistics import spearman
 
 Other = Literal["least", "second"]
 

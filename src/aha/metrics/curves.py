@@ -17,8 +17,8 @@ from torch import Tensor
 from aha.errors import MetricError, SpecError
 from aha.metrics.base import Metric, Value
 from aha.metrics.case import Case, Kind, Perturbation
-from aha.perturbation import Ties, grid_of, step_counts
-from aha.references import Black, Blur, Mean, Reference
+from aha.perturb.perturbation import Ties, grid_of, step_counts
+from aha.perturb.references import Black, Blur, Mean, Reference
 
 AVERAGE = "average"  # of the references; "mean" is a reference itself
 

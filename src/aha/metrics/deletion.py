@@ -9,8 +9,8 @@ import torch
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case
 from aha.metrics.curves import CurveMetric, rescaled
-from aha.perturbation import area
-from aha.references import Reference
+from aha.perturb.perturbation import area
+from aha.perturb.references import Reference
 
 
 def deletion_area(chosen: CurveMetric, case: Case, reference: Reference, normalised: bool) -> float:

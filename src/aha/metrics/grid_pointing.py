@@ -17,8 +17,8 @@ from aha.metrics.localisation import cell_region, check_blur, counted_pixels, ma
 class GridPointing(Metric):
     """Positive mass in the explained class's cell / total positive mass; 0 for a map with less mass than 1e-7.
 
-    Chance is `1 / n^2` for n x n cells. Maps must explain a class that the mosaic shows; `aha.mosaics` builds mosaics
-    of distinct classes. The paper reports the distribution, so median and quartiles stand beside the mean.
+    Chance is `1 / n^2` for n x n cells. Maps must explain a class that the mosaic shows; `aha.data.mosaics` builds
+    mosaics of distinct classes. The paper reports the distribution, so median and quartiles stand beside the mean.
 
     Attributes:
         kernel: side of a Gaussian blur of the map; 1, as in the paper's main results, is none. Wide kernels raise the

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from aha.errors import MetricError, SpecError
-from aha.information import Curve, Mask, Picture, information_area, interpolated, webp_bytes
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case
+from aha.metrics.information import Curve, Mask, Picture, information_area, interpolated, webp_bytes
 
 THRESHOLDS = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.10, 0.13, 0.21, 0.34, 0.5, 0.75)
 

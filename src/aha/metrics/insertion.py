@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
 from aha.metrics.curves import CurveMetric, References, rescaled
-from aha.perturbation import area
-from aha.references import Reference
+from aha.perturb.perturbation import area
+from aha.perturb.references import Reference
 
 
 def insertion_area(chosen: CurveMetric, case: Case, reference: Reference, normalised: bool) -> float:

@@ -11,8 +11,8 @@ from torch import Tensor
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
 from aha.metrics.curves import Curve, CurveMetric, References, rescaled
-from aha.perturbation import area
-from aha.references import AdaptiveBlur, ZerosNormalised
+from aha.perturb.perturbation import area
+from aha.perturb.references import AdaptiveBlur, ZerosNormalised
 
 
 @metric(

@@ -9,8 +9,8 @@ from aha.errors import MetricError
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
 from aha.metrics.curves import CurveMetric, References
-from aha.references import AdaptiveBlur
-from aha.statistics import spearman
+from aha.metrics.statistics import spearman
+from aha.perturb.references import AdaptiveBlur
 
 
 @metric("monotonicity", columns={"monotonicity": "higher"}, bounds=(-1.0, 1.0), citation="MDA, ICLR 2025, app. A.3")

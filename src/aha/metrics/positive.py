@@ -11,8 +11,8 @@ from aha.errors import MetricError
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
 from aha.metrics.curves import CurveMetric
-from aha.perturbation import area
-from aha.references import Reference
+from aha.perturb.perturbation import area
+from aha.perturb.references import Reference
 
 Against = Literal["target", "label"]
 

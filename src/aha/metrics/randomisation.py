@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aha.data.images import find_images, read_image
 from aha.errors import MetricError, ModelError, SpecError
-from aha.images import find_images, read_image
 from aha.metrics.base import Direction, Metric, Value, metric
 from aha.metrics.case import Case
+from aha.metrics.statistics import cosine, pearson, spearman
 from aha.models import TargetModel
 from aha.models.randomise import kept_copies
-from aha.statistics import cosine, pearson, spearman
 
 KINDS = ("spearman", "pearson", "cosine", "ssim")
 COLUMNS: dict[str, Direction] = {f"randomisation_{kind}{end}": "lower" for end in ("", "_mean") for kind in KINDS}

@@ -10,7 +10,7 @@ from torch import Tensor
 from aha.errors import MetricError, SpecError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case
-from aha.statistics import spearman
+from aha.metrics.statistics import spearman
 
 
 def noisy_copies(inputs: Tensor, n: int, sigma: float, seed: int) -> Tensor:

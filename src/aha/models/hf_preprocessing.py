@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aha.errors import ModelError
-from aha.preprocessing import Interpolation, Preprocessing
+from aha.models.preprocessing import Interpolation, Preprocessing
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _RESAMPLING: dict[Any, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}

@@ -13,11 +13,11 @@ from torch import nn
 from aha.errors import ModelError, SpecError
 from aha.models.hooks import autograd, preserved_random_state
 from aha.models.outputs import OutputReader
+from aha.models.preprocessing import Fit, Preprocessing
 from aha.models.runnable import Precision, unwrapped
+from aha.models.scores import Score, ScoreFunction, load_score
 from aha.models.sources import SOURCES, Loaded, Request, default_device
 from aha.models.target import TargetModel
-from aha.preprocessing import Fit, Preprocessing
-from aha.scores import Score, ScoreFunction, load_score
 
 Size = int | Sequence[int]
 

@@ -10,8 +10,8 @@ from typing import Self, TypeVar
 
 import torch
 
+from aha.core.progress import part
 from aha.errors import ModelError
-from aha.progress import part
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from aha.core.registry import nearest_names
 from aha.errors import SpecError
-from aha.registry import nearest_names
 
 Rule = Callable[..., Any]
 

@@ -13,14 +13,14 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from aha.core.rows import fingerprints
 from aha.errors import ModelError, TargetError
 from aha.models.hooks import autograd, evaluating, lock_of, preserved_random_state
 from aha.models.memory import Chunks
 from aha.models.outputs import OutputReader, read_outputs
+from aha.models.preprocessing import Preprocessing
+from aha.models.scores import Score
 from aha.models.weights import state_digest
-from aha.preprocessing import Preprocessing
-from aha.rows import fingerprints
-from aha.scores import Score
 
 Precision = Literal["float32", "bfloat16", "float16"]
 _MOST_KNOWN = 2**26  # numbers remembered while sharing: a quarter of a gigabyte

@@ -19,11 +19,11 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from aha.core.registry import Registry, nearest_names
 from aha.errors import MissingExtra, ModelError, UnknownName, WeightsError
 from aha.models.hf_preprocessing import hf_preprocessing
+from aha.models.preprocessing import Preprocessing
 from aha.models.weights import load_weights, read_weights, without_prefix
-from aha.preprocessing import Preprocessing
-from aha.registry import Registry, nearest_names
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aha.core.rows import distinct_rows
 from aha.errors import CapabilityError, ModelError
 from aha.models.attention import AttentionTap
 from aha.models.blocks import stepped
@@ -23,10 +24,9 @@ from aha.models.hooks import autograd, first_tensor, hooked, slopes, swapped_for
 from aha.models.memory import Chunks
 from aha.models.parts import PartedModel
 from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
+from aha.models.scores import Score
 from aha.models.structure import Structure, probe
 from aha.models.tracing import SharedTrace, Trace, Tracer
-from aha.rows import distinct_rows
-from aha.scores import Score
 
 
 class TargetModel(PartedModel):

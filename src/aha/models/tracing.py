@@ -16,12 +16,12 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from aha.core.rows import occurrences
 from aha.errors import ModelError
 from aha.models.attention import AttentionTap
 from aha.models.hooks import autograd, first_tensor, hooked, slopes, with_first_tensor
+from aha.models.scores import Score
 from aha.models.structure import Site, Structure
-from aha.rows import occurrences
-from aha.scores import Score
 
 
 @dataclass

@@ -15,7 +15,7 @@ import torch
 
 from aha.api import UPSAMPLING
 from aha.errors import SpecError
-from aha.explanation import Explanation
+from aha.results.explanation import Explanation
 from aha.web.records import SEED
 from aha.web.workbench import Workbench
 

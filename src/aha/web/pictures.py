@@ -20,12 +20,11 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from aha.batches import Batch
+from aha.data.batches import Batch, Subject
+from aha.data.images import find_images, read_image
 from aha.errors import ImageError
-from aha.explanation import Subject
-from aha.images import find_images, read_image
 from aha.models import TargetModel
-from aha.preprocessing import Geometry
+from aha.models.preprocessing import Geometry
 from aha.web.store import Store
 
 MAX_UPLOAD = 32 * 2**20

@@ -1,7 +1,7 @@
 """Which texts a visitor may name.
 
-Texts are parsed by `aha.spec`, so nothing is executed. But some methods read files that they are told, and any of them
-can be told to work for a year: both are refused here, before anything is computed.
+Texts are parsed by `aha.core.spec`, so nothing is executed. But some methods read files that they are told, and any of
+them can be told to work for a year: both are refused here, before anything is computed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,21 @@ from collections.abc import Collection, Iterator
 from dataclasses import fields
 from typing import Any
 
+from aha.core.spec import Spec
 from aha.errors import SpecError
 from aha.methods import Method, load_method
 from aha.methods.aha import AHA
-from aha.references import Black, Blur, Mean, Noise, Reference, ReferenceImage, White, ZerosNormalised, load_reference
-from aha.spec import Spec
+from aha.perturb.references import (
+    Black,
+    Blur,
+    Mean,
+    Noise,
+    Reference,
+    ReferenceImage,
+    White,
+    ZerosNormalised,
+    load_reference,
+)
 
 REFERENCES = ("black", "mean", "blur", "white", "noise")
 """References that the page offers; `average` of the first three is what Ins-Del is reported for."""

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aha.colours import is_signed, scale_of
+from aha.drawing.colours import is_signed, scale_of
 from aha.errors import MetricError
-from aha.perturbation import rank_pixels
+from aha.perturb.perturbation import rank_pixels
 from aha.web.store import Gone, Store
 
 SEED = 0

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from aha.bench import read_run
+from aha.bench.evaluation import RECORD, SCORES, row_from_csv
 from aha.bench.store import ROWS
 from aha.errors import OutputError
-from aha.evaluation import RECORD, SCORES, row_from_csv
 from aha.metrics import ARROWS, directions
 from aha.metrics.curves import AVERAGE
-from aha.score_table import Row, Scores
+from aha.results.score_table import Row, Scores
 
 REPORT = "report.html"
 _MOST_ROWS = 1000

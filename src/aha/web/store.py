@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aha.core.disk import check_writable, write_atomically, writing
 from aha.errors import AhaError
-from aha.results import check_writable, write_atomically, writing
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 _TRIM_EVERY = 32  # writes between two looks at the size of the folder

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from aha.api import explain_batch
-from aha.batches import Batch
-from aha.cards import Curves, average_curves, reference_curves
-from aha.colours import class_colours
+from aha.core.disk import result_key
+from aha.core.progress import heard_by
+from aha.core.registry import nearest_names
+from aha.data.batches import Batch
+from aha.data.targets import top_classes
+from aha.drawing.colours import class_colours
 from aha.errors import SpecError, TargetError, UnknownName
 from aha.learned.library import explainer_of, load_explainer
 from aha.learned.refinement import refined_maps
@@ -23,11 +26,8 @@ from aha.methods.var import Var
 from aha.metrics import Case, Sample
 from aha.metrics.curves import AVERAGE
 from aha.metrics.ins_del import InsDel
-from aha.progress import heard_by
-from aha.references import Reference
-from aha.registry import nearest_names
-from aha.results import result_key
-from aha.targets import top_classes
+from aha.perturb.references import Reference
+from aha.results.cards import Curves, average_curves, reference_curves
 from aha.web.jobs import Job, Jobs
 from aha.web.pictures import Pictures
 from aha.web.policy import allowed_reference

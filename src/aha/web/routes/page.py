@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from aha import __version__
 from aha.catalogue import first_line
-from aha.colours import lookup_table
+from aha.drawing.colours import lookup_table
 from aha.methods import METHODS, list_methods
 from aha.methods.var import Var
 from aha.web import pictures as limits

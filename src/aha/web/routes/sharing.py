@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from aha.results import result_key
+from aha.core.disk import result_key
 from aha.web.bundles import bundle, snippet
 from aha.web.requests import Fields, answer, binary
 from aha.web.workbench import Workbench

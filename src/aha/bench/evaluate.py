@@ -1,0 +1,294 @@
+"""`evaluate`: how far maps can be trusted, measured; every perturbed image is shown to the model once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aha.api import explain_batch
+from aha.bench.truth import Truth, check_truth, copied, labelled_samples
+from aha.data.batches import Batch, Images, count_images, iter_batches
+from aha.data.mosaics import Mosaic
+from aha.data.targets import Target, resolve_targets
+from aha.errors import AhaError, ImageError, MetricError
+from aha.methods import Method, check_fit, load_method
+from aha.metrics import Case, Metric, Sample
+from aha.metrics.curves import CurveMetric
+from aha.metrics.protocols import Protocol, load_protocols
+from aha.models import TargetModel, load_model
+from aha.models.memory import Chunks, PeakMemory
+from aha.models.preprocessing import Geometry
+from aha.results.explanation import Explanation
+from aha.results.score_table import CurveRow, Failure, Row, Scores
+
+Maps = Any
+"""Maps from elsewhere: a tensor or array (N, H, W), a list of (H, W), or an Explanation."""
+Progress = Callable[[str, str], None]
+"""Told the image and the method of each map that has been judged."""
+
+
+def evaluate(
+    model: TargetModel | str | nn.Module,
+    images: Images,
+    maps_or_methods: str | Method | Maps | Sequence[str | Method] | Mapping[str, Maps],
+    metrics: str | Metric | Protocol | Sequence[str | Metric | Protocol] = "quick",
+    *,
+    targets: Target = "top1",
+    labels: Sequence[int] | Tensor | None = None,
+    masks: Sequence[Any] | None = None,
+    boxes: Sequence[Any] | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Scores:
+    """Measures maps, or the maps of methods, by named protocols.
+
+    Args:
+        model: as in `aha.explain`.
+        images: as in `aha.explain`; or mosaics from `aha.data.mosaics`, whose classes are then all explained.
+        maps_or_methods: method texts; or maps, one per image and class in the order of `targets`, at the size of the
+            model input or of the original image; or a mapping from names to such maps.
+        metrics: protocol names (`"quick"`, `"aha"`, `"rise"`, ...) or metric texts (`"deletion(steps=32)"`).
+        targets: explained classes, as in `aha.explain`.
+        labels: true classes.
+        masks: true object masks, one per image, in the original image's pixels; above 0 is object, 255 does not count.
+        boxes: true boxes, one list of (x0, y0, x1, y1) per image, in the original image's pixels.
+        seed: of methods, ties and whatever a metric draws.
+        batch_size: most images per forward pass.
+        progress: called after each judged map.
+
+    Returns:
+        Scores; what could not be measured is in `Scores.failures`, and does not stop the rest.
+    """
+    model = load_model(model)
+    protocols = tuple(load_protocols(metrics))
+    mosaics = _mosaics(images)
+    if mosaics is not None:
+        images = torch.stack([mosaic.inputs(model) for mosaic in mosaics])
+        targets = [list(mosaic.cells) for mosaic in mosaics]
+    truth = Truth(masks, boxes, None if mosaics is None else [mosaic.cells for mosaic in mosaics])
+    check_truth(protocols, truth)
+    total, first = count_images(images), 0
+    sources = _sources(maps_or_methods, model, seed, protocols, total)
+    scores = Scores(protocols=protocols, model=model.spec)
+    chunks = Chunks(batch_size or model.chunks.size)
+
+    def on_error(name: str, error: ImageError) -> None:
+        scores.failures.append(Failure(name, "", "", str(error)))
+
+    for batch in iter_batches(model, images, chunks.size, labels, on_error):
+        positions = batch.positions or list(range(first, first + len(batch.inputs)))
+        samples, outputs = labelled_samples(model, batch, truth, positions, scores.failures)
+        chosen = resolve_targets(targets, model, outputs, batch.labels, positions=positions, total=total)
+        batch = replace(batch, positions=positions)
+        for source in sources:
+            for case in source.cases(batch, samples, outputs, chosen, scores.failures):
+                judge(case, protocols, scores)
+                if progress is not None:
+                    progress(case.sample.name, case.method)
+        first += len(samples)
+    return scores
+
+
+def _mosaics(images: Images) -> list[Mosaic] | None:
+    given = [images] if isinstance(images, Mosaic) else images
+    if not isinstance(given, list | tuple) or not any(isinstance(image, Mosaic) for image in given):
+        return None
+    if not all(isinstance(image, Mosaic) for image in given):
+        raise ImageError("mosaics and other pictures cannot be evaluated together")
+    return list(given)
+
+
+def judge(case: Case, protocols: Sequence[Protocol], scores: Scores, faults: type[Exception] = AhaError) -> None:
+    """All protocols of one case; the perturbed images of all metrics are asked for in one stream first.
+
+    Errors of the kind `faults` are recorded and do not stop the rest.
+    """
+    try:
+        prepare(case, protocols)
+    except faults as error:
+        scores.failures.append(Failure(case.sample.name, case.method, "", _reason(error)))
+        return
+    for protocol in protocols:
+        for chosen in protocol.metrics:
+            try:
+                with torch.no_grad():
+                    values = chosen(case)
+                    curves = _curve_rows(case, chosen, protocol)
+            except faults as error:
+                scores.failures.append(Failure(case.sample.name, case.method, chosen.name, _reason(error)))
+                continue
+            scores.curve_rows += curves
+            scores.rows += [
+                Row(case.sample.name, case.method, v.column, protocol.name, case.target, v.reference, v.value)
+                for v in values
+            ]
+
+
+def _reason(error: Exception) -> str:
+    """What is recorded of an error; one that was not raised on purpose also says what it is."""
+    return str(error) if isinstance(error, AhaError) else f"{type(error).__name__}: {error}"
+
+
+def prepare(case: Case, protocols: Sequence[Protocol]) -> None:
+    """Asks the model for all that the protocols will look at, in one stream of full batches."""
+    wanted = []
+    for protocol in protocols:
+        for chosen in protocol.metrics:
+            for perturbation in chosen.perturbations(case):
+                try:
+                    case.sample.reference(perturbation.reference, case.target)
+                except AhaError:
+                    continue  # the metric will say so itself
+                wanted.append(perturbation)
+    case.prepare(wanted)
+
+
+def _curve_rows(case: Case, chosen: Metric, protocol: Protocol) -> list[CurveRow]:
+    """The curves behind deletion and insertion; their outputs are known already."""
+    kind = {"deletion": "delete", "insertion": "insert"}.get(chosen.name)
+    if kind is None or not isinstance(chosen, CurveMetric):
+        return []
+    rows = []
+    for reference in chosen.references:
+        curve = chosen.curve(case, "delete" if kind == "delete" else "insert", reference)
+        rows.append(
+            CurveRow(
+                case.sample.name,
+                case.method,
+                chosen.name,
+                protocol.name,
+                case.target,
+                str(reference),
+                tuple(curve.fractions.tolist()),
+                tuple(case.scores(curve.outputs).tolist()),
+            )
+        )
+    return rows
+
+
+@dataclass
+class MethodSource:
+    """Maps computed by a method.
+
+    Attributes:
+        model: the explained model.
+        method: whose maps they are.
+        seed: of the method and of what metrics draw.
+        faults: errors that are recorded as failures; others are the caller's.
+    """
+
+    model: TargetModel
+    method: Method
+    seed: int
+    faults: type[Exception] = AhaError
+
+    def cases(
+        self, batch: Batch, samples: list[Sample], outputs: Tensor, chosen: list[list[int]], failures: list[Failure]
+    ) -> Iterator[Case]:
+        """A case for each image of a batch and each of its chosen classes, in that order."""
+        before, start = self.model.passes.copy(), time.perf_counter()
+        peak = PeakMemory(self.model.device)
+        try:
+            # The classes are resolved already, in the order of the batch.
+            plain = replace(batch, positions=None)
+            with peak:
+                found = explain_batch(self.model, plain, self.method, chosen, seed=self.seed, outputs=outputs)
+        except self.faults as error:
+            failures += [Failure(sample.name, str(self.method), "", _reason(error)) for sample in samples]
+            return
+        count = len(found)
+        seconds = (time.perf_counter() - start) / count
+        spent = {kind: (self.model.passes[kind] - before[kind]) / count for kind in ("forward", "backward")}
+        pairs = [(samples[i], target, row) for i, row in enumerate(chosen) for target in row]
+        for values, (sample, target, together) in zip(found.maps, pairs, strict=True):
+            case = _case(sample, target, values, str(self.method), self.seed, failures)
+            if case is not None:
+                case.explain, case.seconds = partial(self._again, together), seconds
+                case.forward_images, case.backward_images = spent["forward"], spent["backward"]
+                case.peak_bytes = None if peak.bytes is None else peak.bytes / count
+                yield case
+
+    def _again(self, together: list[int], model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
+        maps = self.method.seeded(self.seed).among(together)(model, inputs, classes).detach().float()
+        return F.interpolate(maps[:, None], size=inputs.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+
+
+@dataclass
+class _MapSource:
+    """Maps that came from elsewhere."""
+
+    name: str
+    maps: Sequence[Any]
+    seed: int
+    one_each: bool  # one map per image: its place is the image's, also where images before it cannot be read
+    used: int = 0
+
+    def cases(
+        self, batch: Batch, samples: list[Sample], outputs: Tensor, chosen: list[list[int]], failures: list[Failure]
+    ) -> Iterator[Case]:
+        for position, subject, sample, targets in zip(
+            batch.positions or (), batch.subjects, samples, chosen, strict=True
+        ):
+            self.used = position if self.one_each else self.used
+            for target in targets:
+                if self.used >= len(self.maps):
+                    raise MetricError(f"{len(self.maps)} maps of {self.name} are too few; {sample.name} has none")
+                values = copied(self.maps[self.used]).float()
+                self.used += 1
+                case = _case(sample, target, _fitted(values, subject.geometry), self.name, self.seed, failures)
+                if case is not None:
+                    yield case
+
+
+def _case(sample: Sample, target: int, values: Tensor, method: str, seed: int, failures: list[Failure]) -> Case | None:
+    try:
+        return Case(sample, target, values.to(sample.model.device), method, seed=seed)
+    except MetricError as error:
+        failures.append(Failure(sample.name, method, "", str(error)))
+        return None
+
+
+def _fitted(values: Tensor, geometry: Geometry) -> Tensor:
+    """A map in the original image's pixels, brought to the model input; others pass and are judged by their size."""
+    if tuple(values.shape) == geometry.original != geometry.model:
+        return geometry.to_model(values.nan_to_num(0.0))
+    return values
+
+
+def _sources(
+    given: Any, model: TargetModel, seed: int, protocols: Sequence[Protocol], total: int | None
+) -> list[MethodSource | _MapSource]:
+    """What is to be judged, checked before anything is computed."""
+    if isinstance(given, str | Method):
+        given = [given]
+    if isinstance(given, Explanation):
+        given = {given.method: given.maps}
+    if isinstance(given, list | tuple) and given and all(isinstance(item, str | Method) for item in given):
+        methods = [load_method(item) for item in given]
+        for chosen in methods:
+            check_fit(chosen, model)
+        return [MethodSource(model, chosen, seed) for chosen in methods]
+    if any("method" in protocol.needs for protocol in protocols):
+        raise MetricError("this protocol explains again, which needs a method; maps alone are not enough")
+    named: Mapping[str, Any] = given if isinstance(given, Mapping) else {"maps": given}
+    lists = {name: _as_list(maps, name) for name, maps in named.items()}
+    return [_MapSource(name, maps, seed, one_each=len(maps) == total) for name, maps in lists.items()]
+
+
+def _as_list(maps: Any, name: str) -> Sequence[Any]:
+    if isinstance(maps, Explanation):
+        maps = maps.maps
+    if isinstance(maps, Tensor | np.ndarray) and maps.ndim == 2:
+        maps = maps[None]
+    if isinstance(maps, str) or not isinstance(maps, Tensor | np.ndarray | Sequence) or len(maps) == 0:
+        raise MetricError(f"{name}: give method names, or maps as a tensor, array (N, H, W) or list")
+    return maps  # type: ignore[return-value]  # tensors and arrays are sequences of maps

@@ -1,0 +1,58 @@
+"""Files: written whole or not at all, errors of the disk in one line, and what a result depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from aha.errors import OutputError
+
+
+def check_writable(folder: Path) -> None:
+    """Refuses a folder that cannot be written to, or could not be made; creates nothing."""
+    with writing(folder):
+        existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not existing.is_dir():
+            raise OutputError(f"cannot write to {folder}: {existing} is not a folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise OutputError(f"cannot write to {folder}: no permission to write in {existing}")
+
+
+def result_key(*parts: object) -> str:
+    """Digest of everything a result depends on."""
+    return hashlib.blake2b(json.dumps([str(part) for part in parts]).encode(), digest_size=16).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result may depend on."""
+    packages = {name: version(name) for name in ("aha-attribution", "timm", "torchvision", "pillow", "numpy")}
+    return {"python": platform.python_version(), "torch": torch.__version__, **packages}
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Writes beside the file and moves into place, so that readers see the old file or the new one, never a part."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            write(file)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turns an error of the disk into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write to {folder}: {error.strerror or error}") from error

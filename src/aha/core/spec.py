@@ -1,0 +1,213 @@
+"""Spec texts: `smooth(grad_cam(layer=-2), n=20)` <-> values. Safe: literals and registered names only.
+
+A spec class is a frozen dataclass derived from `Spec` and registered under a name. Its text is the name, followed by
+the fields that differ from their defaults; fields that hold another spec or a path come first, without their name.
+The same text serves Python, command line, configuration, tables, URLs and cache keys.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import types
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from aha.core.registry import Registry, nearest_names
+from aha.errors import SpecError
+
+MAX_LENGTH = 4000  # longer texts are not written by people, and deep nesting would exhaust Python's own parser
+
+S = TypeVar("S", bound="Spec")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A value with a text: printable, comparable, hashable, and rebuilt from its own text."""
+
+    name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            fitted = _fit(value, hints[field.name])
+            if fitted is _MISFIT:
+                raise SpecError(f"{self.name}: {field.name} must be {_describe(hints[field.name])}, not {_show(value)}")
+            object.__setattr__(self, field.name, fitted)
+
+    def in_full(self) -> str:
+        """The text with every field written out, defaults included: a record that later defaults cannot change."""
+        parts = ", ".join(f"{field.name}={_show(getattr(self, field.name), in_full=True)}" for field in fields(self))
+        return f"{self.name}({parts})" if parts else self.name
+
+    def __str__(self) -> str:
+        parts = []
+        positional = True  # leading spec and path fields are written without their names
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if positional and _is_leading(field):
+                parts.append(_show(value))
+                continue
+            positional = False
+            if not _is_default(field, value):
+                parts.append(f"{field.name}={_show(value)}")
+        return f"{self.name}({', '.join(parts)})" if parts else self.name
+
+
+def parse(text: str, registry: Registry[type[S]], *inner: Registry[Any]) -> S:
+    """The value that `text` describes, built from the classes of `registry`; its parameters also from `inner` ones."""
+    if len(text) > MAX_LENGTH:
+        raise SpecError(f"a {registry.kind} text of {len(text)} characters is longer than {MAX_LENGTH}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise SpecError(
+            f"cannot read {registry.kind} {_shorten(text)!r}; write name or name(parameter=value)"
+        ) from None
+    if not isinstance(tree, ast.Name | ast.Call):
+        raise SpecError(f"{_shorten(text)!r} is not a {registry.kind}; write name or name(parameter=value)")
+    name = tree.id if isinstance(tree, ast.Name) else getattr(tree.func, "id", "")
+    if name:
+        registry[name]  # the outermost name must be of this kind, whatever its parameters are
+    value = _build(tree, (registry, *inner))
+    assert isinstance(value, Spec)
+    return value  # type: ignore[return-value]  # the registry holds only classes of S
+
+
+def _class(name: str, registries: tuple[Registry[Any], ...]) -> type[Spec]:
+    holder = next((registry for registry in registries if name in registry), registries[0])
+    found: type[Spec] = holder[name]
+    return found
+
+
+def _build(node: ast.expr, registries: tuple[Registry[Any], ...]) -> Any:
+    match node:
+        case ast.Constant(value=value) if isinstance(value, bool | int | float | str | None):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if (
+            type(value) is not bool
+        ):
+            return -value
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            return tuple(_build(element, registries) for element in elements)
+        case ast.Name(id=name):
+            return _create(_class(name, registries), [], {})
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+            if any(keyword.arg is None for keyword in keywords) or any(isinstance(a, ast.Starred) for a in args):
+                raise SpecError(f"{name}: * and ** are not allowed in a spec")
+            written = [str(keyword.arg) for keyword in keywords]
+            if twice := {word for word in written if written.count(word) > 1}:
+                raise SpecError(f"{name}: {', '.join(sorted(twice))} is given twice")
+            named = {str(keyword.arg): _build(keyword.value, registries) for keyword in keywords}
+            return _create(_class(name, registries), [_build(arg, registries) for arg in args], named)
+    raise SpecError(f"{_source(node)} is not allowed in a spec; use numbers, texts, lists and {registries[0].kind}s")
+
+
+def _create(cls: type[S], positional: list[Any], named: dict[str, Any]) -> S:
+    known = [field.name for field in fields(cls)]
+    for name in named:
+        if name not in known:
+            hints = nearest_names(name, known)
+            advice = f"did you mean {', '.join(hints)}?" if hints else f"it has: {', '.join(known) or 'no parameters'}"
+            raise SpecError(f"{cls.name} has no parameter {name!r}; {advice}")
+    if len(positional) > len(known):
+        raise SpecError(f"{cls.name} takes at most {len(known)} parameters, got {len(positional)}")
+    values = dict(zip(known, positional, strict=False))
+    if twice := values.keys() & named.keys():
+        raise SpecError(f"{cls.name}: {', '.join(sorted(twice))} is given twice")
+    values |= named
+    for field in fields(cls):
+        if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise SpecError(f"{cls.name} needs {field.name}, for example {cls.name}({_example(cls, field)})")
+    return cls(**values)
+
+
+def _example(cls: type[Spec], field: Field[Any]) -> str:
+    hint = get_type_hints(cls)[field.name]
+    return "gradient" if isinstance(hint, type) and issubclass(hint, Spec) else f"{field.name}=..."
+
+
+def _is_leading(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _is_default(field: Field[Any], value: Any) -> bool:
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    return bool(type(default) is type(value) and default == value)
+
+
+def _show(value: Any, in_full: bool = False) -> str:
+    if isinstance(value, Spec):
+        return value.in_full() if in_full else str(value)
+    if isinstance(value, tuple):
+        inner = ", ".join(_show(element, in_full) for element in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return repr(value)
+
+
+_MISFIT = object()
+
+
+def _fit(value: Any, hint: Any) -> Any:
+    """`value` as the annotated type wants it, or _MISFIT; ints pass for floats, lists for tuples."""
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value if any(type(value) is type(o) and value == o for o in options) else _MISFIT
+    if origin in (Union, types.UnionType):
+        fitted = (_fit(value, option) for option in options)
+        return next((f for f in fitted if f is not _MISFIT), _MISFIT)
+    if origin is tuple:
+        return _fit_tuple(value, options)
+    if hint is float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return _fit_number(value) if is_number else _MISFIT
+    if hint is int:
+        return value if isinstance(value, int) and not isinstance(value, bool) else _MISFIT
+    if hint is None or hint is type(None):
+        return None if value is None else _MISFIT
+    return value if isinstance(value, hint) else _MISFIT
+
+
+def _fit_number(value: float) -> Any:
+    """A float; infinity and NaN have no literal, so that their text would not give them back."""
+    try:
+        return float(value) if math.isfinite(value) else _MISFIT
+    except OverflowError:  # a whole number beyond all floats
+        return _MISFIT
+
+
+def _fit_tuple(value: Any, options: tuple[Any, ...]) -> Any:
+    if not isinstance(value, tuple | list):
+        return _MISFIT
+    if len(options) == 2 and options[1] is Ellipsis:
+        options = (options[0],) * len(value)
+    if len(options) != len(value):
+        return _MISFIT
+    fitted = tuple(_fit(v, o) for v, o in zip(value, options, strict=True))
+    return _MISFIT if any(f is _MISFIT for f in fitted) else fitted
+
+
+def _describe(hint: Any) -> str:
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(repr(option) for option in options)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe(option) for option in options)
+    if origin is tuple:
+        return "a list of " + _describe(options[0])
+    if hint is None or hint is type(None):
+        return "None"
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}
+    return names.get(hint, f"a {hint.__name__.lower()}")
+
+
+def _source(node: ast.expr) -> str:
+    try:
+        return repr(_shorten(ast.unparse(node)))
+    except RecursionError:  # what is read in one go may still be too deep to be written down
+        return "such deep nesting"
+
+
+def _shorten(text: str, length: int = 60) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,201 @@
+"""Batches of model inputs from anything a caller hands in.
+
+Pictures (paths, folders, PIL images, arrays, uint8 tensors) go through the model's preprocessing. Float tensors and
+what a DataLoader gives are model inputs already, normalised by the caller, and pass as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchvision.transforms.functional import to_pil_image
+
+from aha.data.images import iter_pictures
+from aha.errors import ImageError, TargetError
+from aha.models import TargetModel
+from aha.models.preprocessing import Geometry
+
+Images = Any
+"""A path, folder, PIL image, array, tensor, a list of these, or a DataLoader."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One explained image: its name, its picture in full size, and where the model input lies in it."""
+
+    name: str
+    image: Image.Image
+    geometry: Geometry
+    path: Path | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Model inputs (B, C, H, W) with their pictures and, where known, their true classes (B,).
+
+    `positions` are the places of the images in what the caller handed in, where some of it is left out.
+    """
+
+    inputs: Tensor
+    subjects: list[Subject]
+    labels: Tensor | None = None
+    positions: list[int] | None = None
+
+
+def count_images(images: Images) -> int | None:
+    """How many images the caller handed in, if that can be told without reading them."""
+    if isinstance(images, Tensor):
+        return 1 if images.dim() == 3 else len(images)
+    if isinstance(images, str | Path):
+        return None if Path(images).is_dir() else 1
+    if isinstance(images, list | tuple):
+        is_plain = not any(isinstance(item, str | Path) and Path(item).is_dir() for item in images)
+        return len(images) if is_plain else None
+    return None if isinstance(images, DataLoader) else 1
+
+
+def iter_batches(
+    model: TargetModel,
+    images: Images,
+    batch_size: int,
+    labels: Sequence[int] | Tensor | None = None,
+    on_error: Callable[[str, ImageError], None] | None = None,
+) -> Iterator[Batch]:
+    """Batches of at most `batch_size` images, read as they are needed."""
+    if isinstance(images, DataLoader):
+        batches = _from_loader(model, images)
+    elif (inputs := _as_inputs(images)) is not None:
+        batches = _from_inputs(model, inputs, batch_size)
+    else:
+        batches = _from_pictures(model, images, batch_size, on_error)
+    return batches if labels is None else _labelled(batches, labels, count_images(images))
+
+
+def _as_inputs(images: Images) -> Tensor | None:
+    """Float tensors (B, C, H, W), (C, H, W) or a list of the latter, as one batch; None for pictures."""
+    if isinstance(images, list | tuple) and images and all(_is_float_tensor(item) for item in images):
+        if len({item.shape for item in images}) > 1:
+            raise ImageError("tensors of different shapes cannot form a batch; explain them one by one")
+        images = torch.stack(list(images))
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        return None
+    if images.dim() not in (3, 4) or images.numel() == 0:
+        raise ImageError(f"a tensor of shape {tuple(images.shape)} is not (C, H, W) or (B, C, H, W)")
+    return images if images.dim() == 4 else images[None]
+
+
+def _is_float_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _from_inputs(model: TargetModel, inputs: Tensor, batch_size: int, first: int = 0) -> Iterator[Batch]:
+    stated = model.preprocessing
+    if stated is not None and inputs.shape[1] != len(stated.mean):
+        raise ImageError(f"inputs have {inputs.shape[1]} channels; {model.spec} expects {len(stated.mean)}")
+    for start in range(0, len(inputs), batch_size):
+        part = inputs[start : start + batch_size].detach()
+        finite = part.isfinite().flatten(1).all(dim=1)
+        if not finite.all():
+            raise ImageError(f"image-{first + start + int(finite.int().argmin())} has pixels that are not finite")
+        geometry = Geometry.identity((part.shape[-2], part.shape[-1]))
+        subjects = [
+            Subject(f"image-{first + start + i}", picture, geometry) for i, picture in enumerate(_pictures(model, part))
+        ]
+        yield Batch(part, subjects)
+
+
+def _pictures(model: TargetModel, inputs: Tensor) -> list[Any]:
+    """Viewable pictures of model inputs: de-normalised where the model's normalisation is known, else stretched."""
+    if model.preprocessing is not None:
+        pixels = model.to_pixels(inputs)
+    else:
+        low, high = (getattr(inputs, end)(dim=(1, 2, 3), keepdim=True) for end in ("amin", "amax"))
+        pixels = (inputs - low) / (high - low).clamp(min=1e-12)
+    if pixels.shape[1] not in (1, 3):
+        pixels = pixels.mean(dim=1, keepdim=True)  # other than RGB: a grey view
+    return [to_pil_image(p.clamp(0, 1).float().cpu()).convert("RGB") for p in pixels]
+
+
+def _from_loader(model: TargetModel, loader: DataLoader[Any]) -> Iterator[Batch]:
+    first = 0
+    for item in loader:
+        inputs, labels = _split(item)
+        for batch in _from_inputs(model, inputs, max(1, len(inputs)), first):
+            yield Batch(batch.inputs, batch.subjects, labels)
+        first += len(inputs)
+
+
+def _split(item: Any) -> tuple[Tensor, Tensor | None]:
+    """Inputs and labels of a loader's item: a tensor, (images, labels, ...), or a dict with the usual names."""
+    if isinstance(item, Mapping):
+        inputs: Any = next((item[k] for k in ("pixel_values", "image", "images", "inputs") if k in item), None)
+        labels: Any = next((item[k] for k in ("labels", "label", "target", "targets") if k in item), None)
+    else:
+        inputs, labels, *_ = [*item, None] if isinstance(item, list | tuple) else [item, None]
+    if not _is_float_tensor(inputs) or inputs.dim() != 4:
+        raise ImageError("the DataLoader must give float images (B, C, H, W), alone or with labels")
+    has_labels = isinstance(labels, Tensor) and labels.dim() == 1 and not labels.is_floating_point()
+    return inputs, labels if has_labels else None
+
+
+def _from_pictures(
+    model: TargetModel,
+    images: Images,
+    batch_size: int,
+    on_error: Callable[[str, ImageError], None] | None,
+) -> Iterator[Batch]:
+    preprocess = model.stated_preprocessing()
+    if isinstance(images, Tensor) and images.dim() == 4:
+        images = list(images)
+    inputs: list[Tensor] = []
+    subjects: list[Subject] = []
+    positions: list[int] = []
+    unreadable = 0
+
+    def leave_out(name: str, error: ImageError) -> None:
+        nonlocal unreadable
+        unreadable += 1
+        assert on_error is not None
+        on_error(name, error)
+
+    for index, picture in enumerate(iter_pictures(images, None if on_error is None else leave_out)):
+        try:
+            tensor, geometry = preprocess(picture.image)
+        except ImageError as error:  # readable, but too elongated for the model's crop
+            if on_error is None:
+                raise
+            on_error(picture.name, error)
+            continue
+        inputs.append(tensor)
+        subjects.append(Subject(picture.name, picture.image, geometry, picture.path))
+        positions.append(index + unreadable)
+        if len(inputs) == batch_size:
+            yield Batch(torch.stack(inputs), subjects, positions=positions)
+            inputs, subjects, positions = [], [], []
+    if inputs:
+        yield Batch(torch.stack(inputs), subjects, positions=positions)
+
+
+def _labelled(batches: Iterator[Batch], labels: Sequence[int] | Tensor, total: int | None) -> Iterator[Batch]:
+    try:
+        known = torch.as_tensor(labels)
+    except (TypeError, ValueError):
+        known = torch.empty(0)
+    if known.dim() != 1 or known.is_floating_point():
+        raise TargetError("labels must be whole numbers, one per image")
+    if total is not None and len(known) != total:
+        raise TargetError(f"{len(known)} labels for {total} images; give one per image")
+    first = 0
+    for batch in batches:
+        positions = batch.positions or list(range(first, first + len(batch.inputs)))
+        if positions[-1] >= len(known):
+            raise TargetError(f"{len(known)} labels are too few; image number {len(known) + 1} has none")
+        yield Batch(batch.inputs, batch.subjects, known[positions], positions)
+        first += len(batch.inputs)

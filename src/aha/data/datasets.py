@@ -1,0 +1,136 @@
+"""Images of a benchmark and what is known about them, from the layouts in which data sets come.
+
+`KIND:PLACE[@SPLIT]`, or a path alone, whose kind is told by what is there:
+
+folder:DIR                    pictures; those in one folder per class (synset, class name, or all of them) are labelled
+csv:FILE                      columns file, and optionally label, mask, x0, y0, x1, y1 (see `aha.data.labelled`)
+imagenet:DIR                  val/SYNSET/*.JPEG, or val/*.JPEG with labels.csv, LOC_val_solution.csv or the devkit
+imagenet-s:DIR                validation/SYNSET/*.JPEG and validation-segmentation/SYNSET/*.png
+imagenet-segmentation:FILE    gtsegs_ijcv.mat
+pets:DIR                      Oxford-IIIT Pet: images/*.jpg and trimaps/*.png; the border does not count
+coco:DIR                      annotations/instances_SPLIT.json and SPLIT/*.jpg; the object is the largest category
+shards:FILES                  WebDataset's tar files: one, a folder of them, or a range such as val-{00..63}.tar
+hf:NAME                       a Hugging Face data set, or the folder of one that was saved
+
+An image is known by its place inside the data set, so that runs of several machines fit together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from aha.core.registry import Registry
+from aha.data.images import read_image
+from aha.data.labelled import Box
+from aha.errors import AhaError, ImageError, SpecError
+from aha.models import TargetModel
+
+FILTER_CONFIDENCE, FILTER_PER_CLASS = 0.6, 5
+
+
+@dataclass(frozen=True)
+class BenchImage:
+    """One image and its truth; picture and mask are read when they are asked for.
+
+    Attributes:
+        id: its name inside the data set.
+        read: gives what `aha.data.images.read_image` takes.
+        size: bytes of the file, so that a changed picture is a new one; 0 where unknown.
+        label: true class of the model, if known.
+        mask: gives (H, W) values: above 0 is object, 255 does not count.
+        boxes: true boxes in the picture's pixels.
+    """
+
+    id: str
+    read: Callable[[], Any]
+    size: int = 0
+    label: int | None = None
+    mask: Callable[[], NDArray[Any]] | None = None
+    boxes: tuple[Box, ...] = ()
+
+
+Source = Callable[[Path, str, TargetModel], list[BenchImage]]
+"""Place, split (empty: the usual one for measuring) and model -> images, in the order of the data set."""
+DATA: Registry[Source] = Registry("kind of data")
+
+
+def find_data(text: str, model: TargetModel) -> list[BenchImage]:
+    """All images of a data text, in the order of the data set."""
+    kind, place, split = split_text(text)
+    images = DATA[kind](Path(place).expanduser(), split, model)
+    if not images:
+        raise ImageError(f"no images in {text}")
+    seen: set[str] = set()
+    for image in images:
+        if image.id in seen:
+            raise ImageError(f"{text} has the image {image.id} twice")
+        seen.add(image.id)
+    labels = [image.label for image in images if image.label is not None]
+    model.check_classes(sorted(set(labels)))
+    return images
+
+
+def split_text(text: str) -> tuple[str, str, str]:
+    """Kind, place and split of a data text."""
+    kind, colon, place = text.partition(":")
+    if not colon or (kind not in DATA and Path(text).exists()):
+        kind, place = _guess(Path(text)), text
+    place, _, split = place.rpartition("@") if "@" in Path(place).name else (place, "", "")
+    if not place:
+        raise SpecError(f"cannot read data {text!r}; write KIND:PLACE with a kind of {', '.join(DATA)}, or a path")
+    return kind, place, split
+
+
+def _guess(path: Path) -> str:
+    if path.suffix.lower() == ".csv":
+        return "csv"
+    if path.suffix.lower() == ".tar" or (path.is_dir() and any(path.glob("*.tar"))):
+        return "shards"
+    return "folder"
+
+
+def choose(images: Sequence[BenchImage], limit: int | None, seed: int) -> list[BenchImage]:
+    """A seeded choice of `limit` images, in the order of the data set; a larger limit contains the smaller one."""
+    if limit is None or limit >= len(images):
+        return list(images)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    return [images[index] for index in sorted(order[:limit].tolist())]
+
+
+def mda_filter(model: TargetModel, images: Sequence[BenchImage], limit: int | None, batch_size: int) -> list[str]:
+    """Names of the images that MDA's code keeps.
+
+    In the order of the data set: the predicted class is the true one, its score is at least 60 %, and at most five
+    images of a class are taken, until there are `limit`.
+    """
+    if any(image.label is None for image in images):
+        raise SpecError("filter 'mda' keeps images that are classified correctly; these have no labels")
+    if not model.score.is_probability:
+        raise SpecError(f"filter 'mda' needs probabilities; {model.spec} is scored by {model.score.name}")
+    preprocess, kept, counts = model.stated_preprocessing(), list[str](), dict[int, int]()
+    for start in range(0, len(images), batch_size):
+        part, inputs = [], []
+        for image in images[start : start + batch_size]:
+            try:
+                inputs.append(preprocess(read_image(image.read()))[0])
+            except (AhaError, OSError):
+                continue  # unreadable: not kept
+            part.append(image)
+        if not inputs:
+            continue
+        outputs = model.outputs(torch.stack(inputs).to(model.device))  # (B, K)
+        predicted = outputs.argmax(dim=1)
+        sure = model.score(outputs, predicted) >= FILTER_CONFIDENCE
+        for image, found, is_sure in zip(part, predicted.tolist(), sure.tolist(), strict=True):
+            if is_sure and found == image.label and counts.get(found, 0) < FILTER_PER_CLASS:
+                counts[found] = counts.get(found, 0) + 1
+                kept.append(image.id)
+                if limit is not None and len(kept) == limit:
+                    return kept
+    return kept

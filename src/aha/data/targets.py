@@ -1,0 +1,132 @@
+"""Which classes to explain: from what the caller wrote to class indices per image."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aha.core.registry import nearest_names
+from aha.errors import TargetError
+from aha.models import TargetModel
+
+Target = str | int | Sequence[int | str] | Sequence[Sequence[int | str]] | Tensor
+"""`"top1"`, `"top5"`, `"label"`, a class name or several (`"lynx, cougar"`), an index, or one or more per image."""
+
+
+def resolve_targets(
+    target: Target,
+    model: TargetModel,
+    outputs: Tensor,
+    labels: Tensor | None,
+    *,
+    first: int = 0,
+    positions: Sequence[int] | None = None,
+    total: int | None = None,
+) -> list[list[int]]:
+    """Class indices for each image of a batch.
+
+    Args:
+        target: what the caller asked for.
+        model: for class names and bounds.
+        outputs: raw outputs (B, K) of the batch.
+        labels: true classes (B,), if known.
+        first: position of the batch's first image in the whole call; the others follow.
+        positions: position of each image, where some of the caller's images are left out.
+        total: number of images in the whole call, if known.
+    """
+    if isinstance(target, str):
+        chosen = _by_word(target, model, outputs, labels)
+    elif not _is_row(target):
+        chosen = [[_index(target, model)]] * len(outputs)
+    else:
+        chosen = _by_position(target, model, positions or range(first, first + len(outputs)), total)
+    model.check_classes([index for row in chosen for index in row])
+    return chosen
+
+
+def _by_word(word: str, model: TargetModel, outputs: Tensor, labels: Tensor | None) -> list[list[int]]:
+    if word == "label":
+        if labels is None:
+            raise TargetError("target='label' needs labels: pass labels=, or a DataLoader that gives (images, labels)")
+        return [[int(label)] for label in labels]
+    if top := re.fullmatch(r"top(\d+)", word):
+        count = int(top[1])
+        if not 1 <= count <= model.num_classes:
+            raise TargetError(f"target={word!r} asks for {count} classes; {model.spec} has {model.num_classes}")
+        return top_classes(outputs, count, model.num_classes).tolist()
+    return [class_list(word, model)] * len(outputs)
+
+
+def class_list(text: str, model: TargetModel) -> list[int]:
+    """The classes of a text such as `lynx, cougar` or `286,287`; names may contain commas themselves."""
+    pieces = text.split(",")
+    for count in range(len(pieces), 1, -1):  # the longest beginning that is a name
+        name = ",".join(pieces[:count]).strip()
+        if name.lower() in (known.lower() for known in model.class_names or ()):
+            break
+    else:
+        name, count = pieces[0].strip(), 1
+    rest = ",".join(pieces[count:])
+    return [class_index(name, model), *(class_list(rest, model) if rest.strip() else [])]
+
+
+def top_classes(outputs: Tensor, count: int, num_classes: int = 2) -> Tensor:
+    """The `count` classes (B, count) with the largest outputs, best first; a single output may stand for two."""
+    if outputs.shape[1] == 1 and num_classes == 2:
+        outputs = torch.cat([-outputs, outputs], dim=1)
+    return outputs.topk(count, dim=1).indices
+
+
+def class_index(name: str, model: TargetModel) -> int:
+    """The class with this name, or with this number written as text."""
+    if re.fullmatch(r"\d+", name):
+        return int(name)
+    names = [known.lower() for known in model.class_names or ()]
+    if name.lower() in names:
+        return names.index(name.lower())
+    hints = nearest_names(name, names)
+    advice = f"did you mean {', '.join(hints)}?" if hints else "write top1, top5, label, a class index or a class name"
+    raise TargetError(f"unknown target {name!r}; {advice}")
+
+
+def _by_position(target: Any, model: TargetModel, positions: Sequence[int], total: int | None) -> list[list[int]]:
+    rows = _as_list(target)
+    if total == 1 and rows and not _is_row(rows[0]):
+        rows = [rows]  # several classes of the one image
+    if total is not None and len(rows) != total:
+        raise TargetError(f"{len(rows)} targets for {total} images; give one per image, or a list of classes for each")
+    if positions[-1] >= len(rows):
+        raise TargetError(f"{len(rows)} targets are too few; image number {len(rows) + 1} has none")
+    part = (rows[position] for position in positions)
+    chosen = [[_index(c, model) for c in (_as_list(row) if _is_row(row) else [row])] for row in part]
+    if not all(chosen):
+        raise TargetError("an image has an empty list of classes; give at least one")
+    return chosen
+
+
+def _is_row(value: Any) -> bool:
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _as_list(row: Any) -> list[Any]:
+    return list(row.tolist()) if isinstance(row, Tensor | np.ndarray) else list(row)
+
+
+def _index(value: Any, model: TargetModel) -> int:
+    """A class by its name or by a whole number of any library."""
+    if isinstance(value, str):
+        return class_index(value, model)
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TargetError(f"{value!r} is not a class; write an index or a name") from None

@@ -1,0 +1,117 @@
+"""How an image is divided into parts that are kept or removed as a whole: patches or superpixels.
+
+A partition is a spec like a method: `patches(grid=14)`, `slic(n=50)`.
+
+Shapes: image (C, H, W) model input; index (H, W), the part of each pixel, 0 .. K-1; values (..., K).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aha.core.registry import Registry
+from aha.core.spec import Spec
+from aha.errors import MissingExtra, SpecError
+from aha.models import TargetModel
+
+PARTITIONS: Registry[type[Partition]] = Registry("partition")
+
+P = TypeVar("P", bound="type[Partition]")
+
+
+@dataclass(frozen=True)
+class Partition(Spec):
+    """Base of all partitions."""
+
+    @abstractmethod
+    def __call__(self, model: TargetModel, image: Tensor) -> Tensor:
+        """The part (H, W) of each pixel of an image (C, H, W); every part has at least one pixel."""
+
+    def as_map(self, values: Tensor, index: Tensor) -> Tensor:
+        """Values (..., K) of the parts as maps, at the partition's own resolution."""
+        return values[..., index]
+
+
+def partition(name: str) -> Callable[[P], P]:
+    """Class decorator that registers a partition under its name."""
+
+    def add(cls: P) -> P:
+        cls.name = name
+        PARTITIONS.register(name)(cls)
+        return cls
+
+    return add
+
+
+@partition("patches")
+@dataclass(frozen=True)
+class Patches(Partition):
+    """`grid` x `grid` cells of equal size, up to a pixel where the sides cannot be divided evenly."""
+
+    grid: int = 14
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.grid < 1:
+            raise SpecError(f"patches: grid must be at least 1, not {self.grid}")
+
+    def __call__(self, model: TargetModel, image: Tensor) -> Tensor:
+        """Cells numbered row by row."""
+        return patch_index((image.shape[-2], image.shape[-1]), self.grid, image.device)
+
+    def as_map(self, values: Tensor, index: Tensor) -> Tensor:
+        """One value per cell: (..., grid, grid)."""
+        return values.reshape(*values.shape[:-1], self.grid, self.grid)
+
+
+@partition("slic")
+@dataclass(frozen=True)
+class Slic(Partition):
+    """About `n` superpixels of similar colour (Achanta et al., 2012), by scikit-image."""
+
+    n: int = 50
+    compactness: float = 10.0
+    sigma: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n < 1 or self.compactness <= 0 or self.sigma < 0:
+            raise SpecError("slic: n must be at least 1, compactness positive and sigma not negative")
+
+    def __call__(self, model: TargetModel, image: Tensor) -> Tensor:
+        """Superpixels of the picture; of the input stretched to [0, 1] where the normalisation is not known."""
+        try:
+            from skimage.segmentation import slic
+        except ImportError:
+            raise MissingExtra("slic", "superpixels") from None
+        if model.preprocessing is not None:
+            pixels = model.to_pixels(image).clamp(0, 1)
+        else:
+            pixels = (image - image.amin()) / (image.amax() - image.amin()).clamp(min=1e-12)
+        found = slic(
+            pixels.permute(1, 2, 0).double().cpu().numpy(),
+            n_segments=self.n,
+            compactness=self.compactness,
+            sigma=self.sigma,
+            start_label=0,
+            convert2lab=len(pixels) == 3,
+            channel_axis=-1,
+        )
+        # Numbered without gaps: a part that no pixel belongs to would have no influence to find.
+        numbers = np.unique(found, return_inverse=True)[1].reshape(found.shape)
+        return torch.from_numpy(numbers).to(image.device)
+
+
+def patch_index(size: tuple[int, int], grid: int, device: torch.device) -> Tensor:
+    """The cell (H, W) of each pixel in a grid of `grid` x `grid` cells over an image of this size."""
+    if grid > min(size):
+        raise SpecError(f"a grid of {grid} x {grid} patches does not fit an image of {size[0]} x {size[1]} pixels")
+    rows, columns = (torch.arange(side, device=device) * grid // side for side in size)
+    return rows[:, None] * grid + columns[None, :]

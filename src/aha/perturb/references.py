@@ -1,0 +1,277 @@
+"""What stands in for removed pixels, always given in pixels of [0, 1].
+
+A reference is a spec like a method: `black`, `blur(kernel=31, sigma=10)`. Zero after normalisation is not black: it is
+the mean colour, and both have a name here because published protocols use both.
+
+Shapes: pixels and references (B, C, H, W); classes (B,).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torchvision.transforms.functional import gaussian_blur
+
+from aha.core.registry import Registry
+from aha.core.spec import Spec, parse
+from aha.errors import SpecError
+from aha.models import TargetModel
+from aha.models.preprocessing import Preprocessing
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+
+REFERENCES: Registry[type[Reference]] = Registry("reference")
+
+R = TypeVar("R", bound="type[Reference]")
+
+
+@dataclass(frozen=True)
+class Reference(Spec):
+    """Base of all references."""
+
+    @abstractmethod
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """The reference (B, C, H, W) of each image; NaN for an image that has none."""
+
+
+def reference(name: str) -> Callable[[R], R]:
+    """Class decorator that registers a reference under its name."""
+
+    def add(cls: R) -> R:
+        cls.name = name
+        REFERENCES.register(name)(cls)
+        return cls
+
+    return add
+
+
+def load_reference(spec: str | Reference) -> Reference:
+    """A reference from its text; a reference passes through."""
+    return spec if isinstance(spec, Reference) else parse(spec, REFERENCES)
+
+
+def reference_inputs(chosen: Reference, model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
+    """What stands in for removed pixels, as model inputs (B, C, H, W).
+
+    A module that states no normalisation is taken to see pixels as they are: for it, black is 0 and white is 1.
+    """
+    if model.preprocessing is None:
+        model = copy(model)  # the wrapper only: the module, its lock and its counts are shared
+        model.preprocessing = Preprocessing((inputs.shape[-2], inputs.shape[-1]), mean=(0.0,), std=(1.0,))
+    found = model.to_inputs(chosen(model, model.to_pixels(inputs), classes))
+    if not found.isfinite().all():
+        raise SpecError(f"{chosen} does not hide the class of every image; choose another reference, such as blur")
+    return found
+
+
+@reference("black")
+@dataclass(frozen=True)
+class Black(Reference):
+    """Pixel value 0."""
+
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """Zeros."""
+        return torch.zeros_like(pixels)
+
+
+@reference("white")
+@dataclass(frozen=True)
+class White(Reference):
+    """Pixel value 1."""
+
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """Ones."""
+        return torch.ones_like(pixels)
+
+
+@reference("mean")
+@dataclass(frozen=True)
+class Mean(Reference):
+    """One colour, the mean of ImageNet by default; its average for greyscale models."""
+
+    colour: tuple[float, ...] = IMAGENET_MEAN
+
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """The colour everywhere."""
+        channels = pixels.shape[1]
+        if len(self.colour) not in (channels, 3) or (len(self.colour) != channels and channels != 1):
+            raise SpecError(f"mean has {len(self.colour)} values; the images have {channels} channels")
+        colour = pixels.new_tensor(self.colour if len(self.colour) == channels else [float(np.mean(self.colour))])
+        return colour.view(1, -1, 1, 1).expand_as(pixels)
+
+
+@reference("zeros_normalised")
+@dataclass(frozen=True)
+class ZerosNormalised(Reference):
+    """Zero after the model's normalisation: its mean colour (what RISE, TIS and MDA code call black)."""
+
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """The model's mean everywhere."""
+        return model.to_pixels(torch.zeros_like(pixels))
+
+
+@reference("blur")
+@dataclass(frozen=True)
+class Blur(Reference):
+    """Gaussian blur with reflected borders."""
+
+    kernel: int = 31
+    sigma: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_kernel(self.name, self.kernel, self.sigma)
+
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """The blurred image."""
+        # Reflection cannot reach beyond the opposite border; tiny images get the largest kernel that fits.
+        largest = 2 * min(pixels.shape[-2:]) - 1
+        size = min(self.kernel, largest)
+        return gaussian_blur(pixels, [size, size], [self.sigma, self.sigma])  # type: ignore[no-any-return]
+
+
+@reference("rise_blur")
+@dataclass(frozen=True)
+class RiseBlur(Reference):
+    """The blur of the RISE code: a kernel that sums to one but is cut off, on the normalised image, zero padding.
+
+    For sigma >= kernel / 2 it is nearly a box; the borders fade to the model's mean colour.
+    """
+
+    kernel: int = 11
+    sigma: float = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_kernel(self.name, self.kernel, self.sigma)
+
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """The blurred image."""
+        return rise_blurred(model, pixels, self.kernel, self.sigma)
+
+
+@reference("adaptive_blur")
+@dataclass(frozen=True)
+class AdaptiveBlur(Reference):
+    """MDA's blur: the RISE kernel with kernel = sigma, grown by 2 until the class falls to `threshold`.
+
+    An image whose class survives `largest` has no reference: its result is NaN, and metrics leave it out, as the
+    published code drops the image.
+    """
+
+    smallest: int = 31
+    largest: int = 101
+    threshold: float = 0.01
+
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """The first blur that hides the class."""
+        result = torch.full_like(pixels, torch.nan)
+        open_rows = torch.arange(len(pixels), device=pixels.device)
+        for size in range(self.smallest, self.largest + 1, 2):
+            blurred = rise_blurred(model, pixels[open_rows], size, float(size))
+            scores = model.scores(model.to_inputs(blurred), classes[open_rows])
+            hidden = scores <= self.threshold
+            result[open_rows[hidden]] = blurred[hidden]
+            open_rows = open_rows[~hidden]
+            if not len(open_rows):
+                break
+        return result
+
+
+@reference("noise")
+@dataclass(frozen=True)
+class Noise(Reference):
+    """Uniform noise per pixel and channel, the same for every image of one size."""
+
+    seed: int = 0
+
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """The noise."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.rand(pixels.shape[1:], generator=generator).to(pixels).expand_as(pixels)
+
+
+@reference("blurred_noise")
+@dataclass(frozen=True)
+class BlurredNoise(Reference):
+    """Uniform noise, blurred and stretched to the full range again; the same for every image of one size."""
+
+    kernel: int = 31
+    sigma: float = 10.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_kernel(self.name, self.kernel, self.sigma)
+
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """The blurred noise."""
+        noise = Noise(self.seed)(model, pixels[:1], classes[:1])
+        smooth = Blur(self.kernel, self.sigma)(model, noise, classes[:1])
+        low, high = smooth.amin(), smooth.amax()
+        return ((smooth - low) / (high - low).clamp(min=1e-12)).expand_as(pixels)
+
+
+@reference("image")
+@dataclass(frozen=True)
+class ReferenceImage(Reference):
+    """A picture of the user's, brought to the model's input like any other."""
+
+    path: str
+
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """The picture, for every image."""
+        from aha.data.images import read_image
+
+        inputs, _ = model.stated_preprocessing()(read_image(self.path))
+        picture = model.to_pixels(inputs).to(pixels)
+        if picture.shape != pixels.shape[1:]:
+            raise SpecError(
+                f"the reference {self.path} gives {tuple(picture.shape)}, the images {tuple(pixels.shape[1:])}"
+            )
+        return picture.expand_as(pixels)
+
+
+def rise_blurred(model: TargetModel, pixels: Tensor, kernel: int, sigma: float) -> Tensor:
+    """Pixels (B, C, H, W) blurred as RISE does: after normalisation, with zeros around."""
+    weights = torch.from_numpy(rise_kernel(kernel, sigma)).to(pixels)  # (k,)
+    channels = pixels.shape[1]
+    inputs = model.to_inputs(pixels)
+    across = weights.view(1, 1, 1, -1).expand(channels, 1, 1, -1)
+    inputs = F.conv2d(inputs, across, padding=(0, kernel // 2), groups=channels)
+    inputs = F.conv2d(inputs, across.transpose(2, 3), padding=(kernel // 2, 0), groups=channels)
+    return model.to_pixels(inputs)
+
+
+@cache
+def rise_kernel(size: int, sigma: float) -> NDArray[np.float64]:
+    """One axis (k,) of the RISE kernel: a centred impulse, filtered by a Gaussian that is reflected at the window.
+
+    scipy's `gaussian_filter` with its defaults: cut at 4 sigma, the window mirrored at its edges (d c b a | a b c d).
+    """
+    radius = int(4 * sigma + 0.5)
+    offsets = np.arange(-radius, radius + 1)
+    gauss = np.exp(-(offsets**2) / (2 * sigma**2))
+    gauss /= gauss.sum()
+    period = 2 * size
+    result = np.zeros(size)
+    for place in range(size):
+        seen = (place + offsets) % period
+        seen = np.where(seen >= size, period - 1 - seen, seen)  # mirrored
+        result[place] = gauss[seen == size // 2].sum()
+    return result
+
+
+def _check_kernel(name: str, kernel: int, sigma: float) -> None:
+    if kernel < 1 or kernel % 2 == 0 or sigma <= 0:
+        raise SpecError(f"{name}: kernel must be odd and positive and sigma positive, not {kernel} and {sigma}")

@@ -1,0 +1,193 @@
+"""The result of explaining: raw maps with everything needed to read, draw and repeat them."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from aha.data.batches import Subject
+from aha.drawing import render
+from aha.errors import OutputError
+from aha.methods.distribution import Distribution
+from aha.results.cards import Card
+from aha.results.folder import ResultFolder, ResultItem
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Maps of one method for N pairs of image and class; several classes of an image follow each other.
+
+    Attributes:
+        maps: raw, un-normalised float32 maps (N, H, W) at the size of the model input.
+        targets: explained class (N,) of each map.
+        scores: the model's score (N,) of that class on the whole image.
+        subjects: the images, one per map (an image with several classes appears several times).
+        labels: readable class names, one per map.
+        method: text of the method; `aha.load_method` gives it back.
+        model: text of the model.
+        seconds: time spent computing, without reading files.
+        digest: digest of the model's weights.
+        cards: faithfulness cards, one per map, if asked for.
+        distribution: for `var`, one per map: how the compared classes share each place (see `Distribution`).
+        settings: seed, score, upsampling and the like, for the manifest.
+    """
+
+    maps: Tensor
+    targets: Tensor
+    scores: Tensor
+    subjects: Sequence[Subject]
+    labels: Sequence[str]
+    method: str
+    model: str
+    seconds: float
+    digest: str
+    cards: Sequence[Card] = ()
+    distribution: Sequence[Distribution] = ()
+    settings: dict[str, object] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def __repr__(self) -> str:
+        n, h, w = self.maps.shape
+        return f"Explanation({self.method} of {self.model}: {n} map{'s' * (n != 1)} of {h}x{w}, {self.seconds:.2f} s)"
+
+    def numpy(self) -> NDArray[np.float32]:
+        """Raw maps (N, H, W) as an array."""
+        return self.maps.numpy()
+
+    def original_map(self, index: int = 0) -> Tensor:
+        """The map in the pixels of the original image (H0, W0); NaN where the model never looked."""
+        return self.subjects[index].geometry.to_original(self.maps[index])
+
+    def heatmap(self, index: int = 0, *, signed: bool | None = None, cmap: str | None = None) -> Image.Image:
+        """The map alone, in the original image's coordinates."""
+        return render.heatmap(self.original_map(index), signed=signed, cmap=cmap)
+
+    def overlay(
+        self,
+        index: int = 0,
+        *,
+        opacity: float = 0.55,
+        signed: bool | None = None,
+        cmap: str | None = None,
+        caption: bool = True,
+    ) -> Image.Image:
+        """The map over the original image, with class, score, method and colour legend underneath."""
+        values = self.original_map(index)
+        picture = render.overlay(self.subjects[index].image, values, opacity=opacity, signed=signed, cmap=cmap)
+        if not caption:
+            return picture
+        _, legend = render.colour(values, signed=signed, cmap=cmap)
+        return render.annotate(picture, title=self.caption(index), subtitle=self.method, legend=legend)
+
+    def top_mask(self, index: int = 0, *, percent: float = 20.0) -> Image.Image:
+        """The original image with all but the top `percent` % of its pixels dimmed."""
+        return render.top_mask(self.subjects[index].image, self.original_map(index), percent)
+
+    def composite(self, index: int = 0, *, opacity: float = 0.75, caption: bool = True) -> Image.Image:
+        """The original image, each place in the colour of the class that wins it, with a legend of the classes."""
+        found, subject = self._distribution(index), self.subjects[index]
+        maps, shares = (
+            torch.stack([subject.geometry.to_original(values) for values in stack]).numpy()
+            for stack in (found.maps, found.shares)
+        )
+        picture = render.composite(subject.image, maps, shares, opacity=opacity)
+        if not caption:
+            return picture
+        keys = list(zip(render.class_colours(len(found.classes)), found.labels, strict=True))
+        return render.annotate(picture, title=self.caption(index), subtitle=self.method, keys=keys)
+
+    def shared(self, index: int = 0) -> Image.Image:
+        """The evidence that the compared classes have in common, over the original image."""
+        found, subject = self._distribution(index), self.subjects[index]
+        values = subject.geometry.to_original(found.shared())
+        _, legend = render.colour(values)
+        title = "shared by " + ", ".join(found.labels)
+        return render.annotate(render.overlay(subject.image, values), title=title, subtitle=self.method, legend=legend)
+
+    def _distribution(self, index: int) -> Distribution:
+        if not self.distribution:
+            raise OutputError(f"{self.method} compares no classes; explain with var({self.method})")
+        return self.distribution[index]
+
+    def caption(self, index: int = 0) -> str:
+        """Class name and score, for example `tabby 0.62`."""
+        return f"{self.labels[index]} {float(self.scores[index]):.3g}"
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes maps, pictures and `manifest.json`, and returns its path; several methods may share one folder."""
+        results = ResultFolder(folder, self.model, self.digest, self.settings)
+        for index in range(len(self)):
+            results.add(self.item(index))
+        return results.finish()
+
+    def item(self, index: int, key: str | None = None) -> ResultItem:
+        """One map with its pictures, ready for a `ResultFolder`."""
+        return ResultItem(
+            image=self.subjects[index].name,
+            method=self.method,
+            target=int(self.targets[index]),
+            label=self.labels[index],
+            score=float(self.scores[index]),
+            original_map=self.original_map(index).numpy(),
+            model_map=self.maps[index].numpy(),
+            seen=self.subjects[index].geometry.seen().numpy(),
+            heatmap=self.heatmap(index),
+            overlay=self.overlay(index),
+            seconds=self.seconds / len(self),
+            key=key,
+            **self._compared(index),
+        )
+
+    def _compared(self, index: int) -> dict[str, Any]:
+        """What a result item holds of a competition between classes."""
+        if not self.distribution:
+            return {}
+        found = self.distribution[index]
+        arrays = {"classes": np.array(found.classes), "shares": found.shares.numpy()}
+        return {"arrays": arrays, "composite": self.composite(index)}
+
+    def _repr_html_(self) -> str:
+        """Pictures for notebooks; the first dozen of them."""
+        shown = range(min(len(self), 12))
+        pictures = "".join(f'<img src="{data_uri(self.overlay(i))}" style="max-width:320px;margin:4px">' for i in shown)
+        more = f"<p>and {len(self) - len(shown)} more</p>" if len(self) > len(shown) else ""
+        return f"<div><p><b>{html.escape(repr(self))}</b></p>{pictures}{more}</div>"
+
+    @staticmethod
+    def join(parts: Sequence[Explanation]) -> Explanation:
+        """One explanation out of consecutive batches of the same call."""
+        first = parts[0]
+        return Explanation(
+            maps=torch.cat([part.maps for part in parts]),
+            targets=torch.cat([part.targets for part in parts]),
+            scores=torch.cat([part.scores for part in parts]),
+            subjects=[subject for part in parts for subject in part.subjects],
+            labels=[label for part in parts for label in part.labels],
+            method=first.method,
+            model=first.model,
+            seconds=sum(part.seconds for part in parts),
+            digest=first.digest,
+            cards=[card for part in parts for card in part.cards],
+            distribution=[found for part in parts for found in part.distribution],
+            settings=first.settings,
+        )
+
+
+def data_uri(picture: Image.Image) -> str:
+    """A picture as text that a page can show without a file."""
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,157 @@
+"""Figures of scores. They are made as objects, without pyplot, so that no global state of the caller's changes."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from aha.metrics import ARROWS, directions
+from aha.metrics.curves import AVERAGE
+
+if TYPE_CHECKING:
+    from aha.results.score_table import CurveRow, Scores
+
+_GRID = np.linspace(0, 1, 101)
+_COLOURS = 10  # of matplotlib's usual cycle
+
+
+def plot_curves(scores: Scores) -> Figure:
+    """Mean deletion and insertion curves of every method with their standard errors, one column per reference."""
+    rows = scores.curves()
+    if not rows:
+        raise ValueError("no deletion or insertion curves were measured")
+    kinds = list(dict.fromkeys(row.kind for row in rows))
+    references = list(dict.fromkeys(row.reference for row in rows))
+    figure = Figure(figsize=(4.2 * len(references), 3.4 * len(kinds)), layout="constrained")
+    axes = figure.subplots(len(kinds), len(references), squeeze=False, sharex=True, sharey=True)
+    for i, kind in enumerate(kinds):
+        for j, reference in enumerate(references):
+            chosen = [row for row in rows if (row.kind, row.reference) == (kind, reference)]
+            _draw_curves(axes[i, j], chosen)
+            arrow = ARROWS[directions().get(kind, "neither")]
+            axes[i, j].set_title(f"{kind} {arrow} · {reference}")
+            if i == len(kinds) - 1:
+                axes[i, j].set_xlabel("share of pixels " + ("removed" if kind == "deletion" else "inserted"))
+        axes[i, 0].set_ylabel("class score")
+    # Below the panels: inside one of them it would hide curves.
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    columns = max(1, min(len(labels), 3 * len(references)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
+    figure.suptitle(_title(scores, {row.protocol for row in rows}), fontsize="medium", wrap=True)
+    return figure
+
+
+def _draw_curves(axis: object, rows: Sequence[CurveRow]) -> None:
+    by_method: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
+    for row in rows:
+        by_method[row.method].append(np.interp(_GRID, row.fractions, row.scores))
+    for number, (method, curves) in enumerate(by_method.items()):
+        mean, error = np.mean(curves, axis=0), np.std(curves, axis=0) / np.sqrt(len(curves))
+        dashes = "-" if number < _COLOURS else "--"  # colours come again then
+        (line,) = axis.plot(  # type: ignore[attr-defined]
+            _GRID, mean, dashes, color=f"C{number % _COLOURS}", label=f"{method} (n={len(curves)})"
+        )
+        axis.fill_between(  # type: ignore[attr-defined]
+            _GRID, mean - error, mean + error, color=line.get_color(), alpha=0.2, linewidth=0
+        )
+
+
+def plot_bars(scores: Scores) -> Figure:
+    """Means of every metric with 95 % intervals, one panel each; the average over references where there is one."""
+    summary = scores.summary()
+    averaged = {(row.metric, row.protocol) for row in summary if row.reference == AVERAGE}
+    shown = [r for r in summary if r.reference == AVERAGE or (r.metric, r.protocol) not in averaged]
+    panels = list(dict.fromkeys((row.metric, row.protocol, row.reference) for row in shown))
+    methods = list(dict.fromkeys(row.method for row in shown))
+    figure = Figure(figsize=(6.4, (0.9 + 0.3 * len(methods)) * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axis, (metric, protocol, reference) in zip(axes, panels, strict=True):
+        own = {r.method: r for r in shown if (r.metric, r.protocol, r.reference) == (metric, protocol, reference)}
+        means = [own[m].mean if m in own else np.nan for m in methods]
+        errors = [own[m].high - own[m].mean if m in own else np.nan for m in methods]
+        axis.barh(range(len(methods)), means, xerr=np.nan_to_num(errors), color="#5b7db1", ecolor="#333333", capsize=2)
+        axis.set_yticks(range(len(methods)), methods)
+        axis.invert_yaxis()
+        arrow = ARROWS[directions().get(metric, "neither")]
+        axis.set_title(f"{metric} {arrow} · {protocol}{f' · {reference}' if reference else ''}", fontsize="medium")
+    figure.suptitle(_title(scores, {row.protocol for row in shown}))
+    return figure
+
+
+def plot_trade_off(
+    points: Mapping[str, tuple[float, float, float]], *, quality: str, direction: str, title: str
+) -> Figure:
+    """Quality over the seconds that a map takes, on a logarithmic axis; the front of the best is drawn through.
+
+    Args:
+        points: method -> seconds, mean quality, its standard error.
+        quality: name of the vertical axis.
+        direction: "higher" or "lower" quality is better.
+        title: of the figure.
+    """
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    axis = figure.subplots()
+    best: float | None = None
+    front: list[tuple[float, float]] = []
+    for seconds, mean, error in sorted(points.values()):
+        if best is None or (mean > best if direction == "higher" else mean < best):
+            best = mean
+            front.append((seconds, mean))
+        colour = "#b4431c" if (seconds, mean) in front else "#5b7db1"
+        axis.errorbar(seconds, mean, yerr=np.nan_to_num(error), fmt="o", capsize=2, color=colour)
+    axis.step(*zip(*front, strict=True), where="post", color="#999999", linewidth=1, linestyle="--", zorder=0)
+    axis.set_xscale("log")
+    axis.set_xlabel("seconds per map")
+    axis.set_ylabel(f"{quality} {ARROWS[direction]}")
+    axis.margins(x=0.12)  # room for names
+    axis.grid(color="#eeeeee")
+    axis.set_axisbelow(True)
+    _name_points(axis, {name: (seconds, mean) for name, (seconds, mean, _) in points.items()})
+    figure.suptitle(title, fontsize="medium", wrap=True)
+    return figure
+
+
+def _name_points(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """Writes each name beside its point, on a side where it stays inside and covers nothing, if there is one."""
+    places = {name: axis.transData.transform(point) for name, point in points.items()}  # pixels
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places.values()]
+    inside = axis.bbox.extents
+    for name, (x, y) in sorted(places.items(), key=lambda item: -item[1][1]):
+        width, height = 5.6 * len(name), 12.0  # of small letters, roughly
+        sides = [(6, 3), (6, -height - 2), (-width - 6, 3), (-width - 6, -height - 2), (6, 14), (6, -height - 14)]
+        boxes = [(x + dx, y + dy, x + dx + width, y + dy + height) for dx, dy in sides]
+        costs = [
+            sum(_overlap(box, other) for other in taken) + 3 * (width * height - _overlap(box, inside)) for box in boxes
+        ]
+        side = costs.index(min(costs))
+        taken.append(boxes[side])
+        across, up = sides[side]
+        offset = (72 / axis.figure.dpi * across, 72 / axis.figure.dpi * up)  # in points
+        text = axis.annotate(name, points[name], xytext=offset, textcoords="offset points", fontsize="small")
+        text.set_in_layout(False)  # the panel shall not shrink for the sake of a name
+
+
+def _overlap(a: Sequence[float], b: Sequence[float]) -> float:
+    """Common area of two boxes (left, bottom, right, top)."""
+    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+
+
+def as_bytes(figure: Figure, kind: str) -> bytes:
+    """The figure as a file of this kind, "svg" or "png"; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "aha", "svg.fonttype": "none"}):
+        metadata = {"Date": None} if kind == "svg" else {}
+        figure.savefig(buffer, format=kind, dpi=110, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _title(scores: Scores, protocols: set[str]) -> str:
+    return f"{scores.model} · protocol {', '.join(sorted(protocols))}"

@@ -1,0 +1,271 @@
+"""Scores as a tidy table: one row per image, method, metric, target and reference; summaries and files.
+
+A score is never shown without its protocol, its direction and its number of images.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from aha.core.disk import write_atomically
+from aha.errors import MissingExtra, OutputError
+from aha.metrics import ARROWS, directions, side_columns
+from aha.metrics.curves import AVERAGE
+from aha.metrics.protocols import Protocol
+
+
+class Row(NamedTuple):
+    """One number of one map."""
+
+    image: str
+    method: str
+    metric: str
+    protocol: str
+    target: int
+    reference: str
+    value: float
+
+
+class Failure(NamedTuple):
+    """What could not be measured, and why."""
+
+    image: str
+    method: str
+    metric: str
+    reason: str
+
+
+class CurveRow(NamedTuple):
+    """One perturbation curve: class score over the share of changed pixels."""
+
+    image: str
+    method: str
+    kind: str
+    protocol: str
+    target: int
+    reference: str
+    fractions: tuple[float, ...]
+    scores: tuple[float, ...]
+
+
+class SummaryRow(NamedTuple):
+    """Mean of one metric of one method, its standard error and 95 % interval; dataset-wide figures have neither."""
+
+    method: str
+    metric: str
+    protocol: str
+    reference: str
+    mean: float
+    standard_error: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass
+class Scores:
+    """Everything an evaluation found."""
+
+    rows: list[Row] = field(default_factory=list)
+    curve_rows: list[CurveRow] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    protocols: tuple[Protocol, ...] = ()
+    model: str = ""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        methods, images = (len({getattr(row, name) for row in self.rows}) for name in ("method", "image"))
+        return f"Scores({len(self)} values: {methods} methods, {images} images, {len(self.failures)} failures)"
+
+    def extend(self, other: Scores) -> None:
+        """Takes over all that another evaluation of the same kind found."""
+        self.rows += other.rows
+        self.curve_rows += other.curve_rows
+        self.failures += other.failures
+
+    def values(self, method: str, metric: str, reference: str | None = None) -> list[float]:
+        """Per-image values of one metric; the average over references where a metric has one."""
+        found = [r for r in self.rows if r.method == method and r.metric == metric]
+        if reference is None:
+            names = {r.reference for r in found}
+            reference = AVERAGE if AVERAGE in names else next(iter(names), "")
+        return [row.value for row in found if row.reference == reference]
+
+    def curves(self, method: str | None = None) -> list[CurveRow]:
+        """Deletion and insertion curves, of all methods or of one."""
+        return [row for row in self.curve_rows if method in (None, row.method)]
+
+    def summary(self) -> list[SummaryRow]:
+        """Mean, standard error, 95 % interval and n for every method, metric, protocol and reference."""
+        groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+        for row in self.rows:
+            groups[row.method, row.metric, row.protocol, row.reference].append(row.value)
+        return [summarise(*key, values) for key, values in groups.items()] + self._dataset_figures()
+
+    def _dataset_figures(self) -> list[SummaryRow]:
+        columns: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for row in self.rows:
+            columns[row.method, row.protocol][row.metric].append(row.value)
+        found = []
+        for (method, protocol), values in columns.items():
+            metrics = next((p.metrics for p in self.protocols if p.name == protocol), ())
+            n = len(next(iter(values.values())))
+            for chosen in metrics:
+                for name, value in chosen.over_dataset(values).items():
+                    found.append(SummaryRow(method, name, protocol, "", value, math.nan, math.nan, math.nan, n))
+        return found
+
+    def plot(self, what: str = "curves") -> Any:
+        """A matplotlib figure: "curves" with bands, or "bars" with intervals."""
+        from aha.results.figures import plot_bars, plot_curves
+
+        return plot_bars(self) if what == "bars" else plot_curves(self)
+
+    def to_csv(self, path: str | Path) -> None:
+        """All rows, one line each."""
+        _write(path, csv_bytes(Row._fields, self.rows))
+
+    def summary_to_csv(self, path: str | Path) -> None:
+        """The summary, one line each."""
+        _write(path, csv_bytes(SummaryRow._fields, self.summary()))
+
+    def to_parquet(self, path: str | Path) -> None:
+        """All rows as a Parquet file."""
+        _write(path, parquet_bytes(Row._fields, self.rows))
+
+    def to_markdown(self, *, each_reference: bool = False) -> str:
+        """Methods by metrics as a Markdown table, under a line that names the protocol.
+
+        Where a metric averages over references, only the average is shown unless `each_reference` is set.
+        """
+        return "\n\n".join(self._tables(markdown_table, each_reference))
+
+    def to_latex(self, *, each_reference: bool = False) -> str:
+        """The table of `to_markdown` as LaTeX (booktabs)."""
+        return "\n\n".join(self._tables(latex_table, each_reference))
+
+    def _tables(self, layout: Callable[[str, list[str], list[list[str]]], str], each_reference: bool) -> Iterable[str]:
+        summary = [row for row in self.summary() if row.metric not in side_columns()]
+        averaged = {(row.metric, row.protocol) for row in summary if row.reference == AVERAGE}
+        if not each_reference:
+            summary = [r for r in summary if r.reference == AVERAGE or (r.metric, r.protocol) not in averaged]
+        for protocol in dict.fromkeys(row.protocol for row in summary):
+            rows = [row for row in summary if row.protocol == protocol]
+            columns = list(dict.fromkeys((row.metric, row.reference) for row in rows))
+            heads = ["method", *(_head(metric, reference) for metric, reference in columns), "n"]
+            body = []
+            for method in dict.fromkeys(row.method for row in rows):
+                own = {(row.metric, row.reference): row for row in rows if row.method == method}
+                cells = [_cell(own.get(column)) for column in columns]
+                body.append([method, *cells, str(max(row.n for row in own.values()))])
+            note = next((p.note for p in self.protocols if p.name == protocol), "")
+            yield layout(f"{self.model}, protocol {protocol}: {note}", heads, body)
+
+
+def summarise(method: str, metric: str, protocol: str, reference: str, values: Sequence[float]) -> SummaryRow:
+    """Mean with standard error and Student's 95 % interval."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n < 2:
+        return SummaryRow(method, metric, protocol, reference, mean, math.nan, math.nan, math.nan, n)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    error = deviation / math.sqrt(n)
+    reach = student_quantile(n - 1) * error
+    return SummaryRow(method, metric, protocol, reference, mean, error, mean - reach, mean + reach, n)
+
+
+def student_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, by its expansion around the normal one; tabled where that is too coarse."""
+    tabled = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764}
+    if freedom in tabled:
+        return tabled[freedom]
+    z = 1.959964
+    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    return z + math.fsum(term / float(freedom) ** (power + 1) for power, term in enumerate(terms))
+
+
+def _head(metric: str, reference: str) -> str:
+    arrow = ARROWS[directions().get(metric, "neither")]
+    return f"{metric}{f' ({reference})' if reference else ''}{f' {arrow}' if arrow else ''}"
+
+
+def _cell(row: SummaryRow | None) -> str:
+    if row is None:
+        return "–"
+    return f"{row.mean:.4g}" if math.isnan(row.standard_error) else f"{row.mean:.4g} ± {row.standard_error:.2g}"
+
+
+def markdown_table(caption: str, heads: list[str], body: list[list[str]]) -> str:
+    """A Markdown table under its caption."""
+    lines = [caption, "", _line(heads), _line(["---"] * len(heads)), *map(_line, body)]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+_LATEX = str.maketrans(
+    {"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "–": "--"}
+)
+
+
+def latex_table(caption: str, heads: list[str], body: list[list[str]]) -> str:
+    """A LaTeX table (booktabs) with its caption."""
+    head, *rest = (" & ".join(cell.translate(_LATEX) for cell in row) + r" \\" for row in (heads, *body))
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{caption.translate(_LATEX)}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
+            r"\toprule",
+            head,
+            r"\midrule",
+            *rest,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def csv_bytes(fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    """A CSV file's content."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(fields)
+    writer.writerows(rows)
+    return buffer.getvalue().encode()
+
+
+def parquet_bytes(fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    """A Parquet file's content."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtra("writing Parquet", "parquet") from None
+    table = list(rows)
+    columns = {field: [row[place] for row in table] for place, field in enumerate(fields)}
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def _write(path: str | Path, content: bytes) -> None:
+    def write(file: IO[bytes]) -> None:
+        file.write(content)
+
+    try:
+        write_atomically(Path(path), write)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

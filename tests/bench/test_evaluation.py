@@ -1,0 +1,176 @@
+"""`aha evaluate`: files, folders, CSVs and saved maps; resuming; one line for what is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from aha.cli.app import app
+from aha.data.labelled import Lazy, find_labelled, read_mask
+from aha.errors import ImageError, MetricError
+from aha.results.saved_maps import find_maps
+
+MODEL = ["--model", "timm:test_resnet", "--no-pretrained", "--img-size", "64"]
+FAST = ["--metrics", "ins_del(steps=3, references=(black,))"]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for name in ("a", "b", "c"):
+        Image.fromarray(generator.integers(0, 255, (70, 90, 3), dtype=np.uint8)).save(folder / f"{name}.png")
+    return folder
+
+
+def run(*words: object, code: int = 0):
+    result = CliRunner().invoke(app, ["evaluate", *map(str, words)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def rows(out: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((out / "scores.csv").read_text().splitlines()))
+
+
+def test_folder(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run(photos, *MODEL, *FAST, "--method", "gradient", "--method", "random_map", "--out", out)
+    found = rows(out)
+    assert list(found[0]) == ["image", "method", "metric", "protocol", "target", "reference", "value"]
+    assert len(found) == 3 * 2 and {row["method"] for row in found} == {"gradient", "random_map"}
+    assert (out / "summary.csv").read_text().count("\n") == 3
+    assert "ins_del" in result.output and "protocol" in result.output
+
+
+def test_resume_judges_only_what_is_new(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(photos / "a.png", *MODEL, *FAST, "--method", "gradient", "--out", out)
+    first = rows(out)
+    first[0]["value"] = "0.123"  # a mark that recomputing would erase
+    with (out / "scores.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, first[0])
+        writer.writeheader()
+        writer.writerows(first)
+    run(photos, *MODEL, *FAST, "--method", "gradient", "--out", out)
+    assert [row["value"] for row in rows(out) if row["image"].endswith("a.png")] == ["0.123"]
+    assert len(rows(out)) == 3
+    result = run(photos, *MODEL, "--metrics", "sparseness", "--method", "gradient", "--out", out, code=1)
+    assert "another model, protocol, seed or setting" in result.output
+
+
+def test_csv_with_labels_masks_and_boxes(photos: Path, tmp_path: Path) -> None:
+    mask = np.zeros((70, 90), dtype=np.uint8)
+    mask[20:50, 30:60] = 1
+    Image.fromarray(mask).save(photos / "mask.bmp")
+    lines = [
+        "file,label,mask,x0,y0,x1,y1",
+        "a.png,3,mask.bmp,30,20,60,50",
+        "a.png,3,mask.bmp,0,0,5,5",
+        "b.png,4,mask.bmp,40,30,50,40",
+    ]
+    listing = photos / "list.csv"
+    listing.write_text("\n".join(lines))
+    found = find_labelled([listing])
+    assert [(image.path.name, image.label, len(image.boxes)) for image in found] == [("a.png", 3, 2), ("b.png", 4, 1)]
+    out = tmp_path / "out"
+    run(listing, *MODEL, "--metrics", "segmentation", "--metrics", "energy_in_box", "--method", "center_map",
+        "--target", "label", "--out", out)  # fmt: skip
+    assert {row["target"] for row in rows(out)} == {"3", "4"}
+    assert {"pixel_accuracy", "energy_in_box"} <= {row["metric"] for row in rows(out)}
+
+
+def test_grid_protocol_builds_mosaics(photos: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (50, 50), "blue").save(photos / "d.png")
+    listing = photos / "list.csv"
+    listing.write_text("file,label\n" + "".join(f"{name}.png,{i}\n" for i, name in enumerate("abcd")))
+    out = tmp_path / "out"
+    run(listing, *MODEL, "--metrics", "grid", "--method", "center_map", "--out", out)
+    assert len({row["target"] for row in rows(out)}) == 4
+    assert {"grid_pointing", "region_attribution"} <= {row["metric"] for row in rows(out)}
+    result = run(photos, *MODEL, "--metrics", "grid", "--method", "gradient", "--out", tmp_path / "other", code=1)
+    assert "images with labels" in result.output
+
+
+def test_maps_saved_by_explain(photos: Path, tmp_path: Path) -> None:
+    saved, out, direct = tmp_path / "saved", tmp_path / "out", tmp_path / "direct"
+    explained = CliRunner().invoke(app, ["explain", str(photos), *MODEL, "--method", "gradient", "--out", str(saved)])
+    assert explained.exit_code == 0, explained.output
+    run(photos, *MODEL, *FAST, "--maps", saved, "--out", out)
+    run(photos, *MODEL, *FAST, "--method", "gradient", "--out", direct)
+    theirs = {row["image"]: float(row["value"]) for row in rows(direct)}
+    assert {row["image"]: float(row["value"]) for row in rows(out)} == pytest.approx(theirs, abs=1e-6)
+
+
+def test_maps_of_another_tool(photos: Path, tmp_path: Path) -> None:
+    folder, out = tmp_path / "theirs", tmp_path / "out"
+    folder.mkdir()
+    np.save(folder / "a.npy", np.random.default_rng(0).random((70, 90)))  # in the original image's pixels
+    np.savez(folder / "b.npz", map=np.random.default_rng(0).random((64, 64)))
+    run(photos, *MODEL, *FAST, "--maps", folder, "--out", out)
+    assert {Path(row["image"]).name for row in rows(out)} == {"a.png", "b.png"}
+    assert {row["method"] for row in rows(out)} == {"theirs"}
+
+
+def test_json_and_bad_files(photos: Path, tmp_path: Path) -> None:
+    (photos / "broken.png").write_bytes(b"nothing")
+    result = run(photos, *MODEL, *FAST, "--method", "gradient", "--out", tmp_path / "out", "--json", "--quiet", code=1)
+    found = json.loads(result.stdout)
+    assert len(found["summary"]) == 1 and found["summary"][0]["n"] == 3
+    assert "broken.png" in found["failures"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([*FAST], "nothing to judge"),
+        ([*FAST, "--method", "gradeint"], "did you mean gradient"),
+        (["--metrics", "deletoin", "--method", "gradient"], "did you mean deletion"),
+        (["--metrics", "seg", "--method", "gradient"], "needs masks"),
+        ([*FAST, "--method", "rollout"], "needs attention"),
+        ([*FAST, "--maps", "nowhere"], "not a folder of maps"),
+        ([*FAST, "--method", "gradient", "--target", "label"], "needs labels"),
+        ([*FAST, "--method", "gradient", "--target", "5000"], "does not exist"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(words: list[str], text: str, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run(photos, *MODEL, *words, "--out", out, code=1)
+    assert text in result.output and result.output.count("\n") == 1 and not out.exists()
+
+
+def test_hostile_maps_are_not_unpickled(photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "maps"
+    folder.mkdir()
+    np.save(folder / "a.npy", np.array([{"an": "object"}], dtype=object), allow_pickle=True)
+    (saved,) = find_maps(folder, [photos / "a.png"])
+    with pytest.raises(MetricError, match="cannot read the map"):
+        saved.read()
+
+
+def test_bad_csv(tmp_path: Path) -> None:
+    listing = tmp_path / "list.csv"
+    listing.write_text("picture,label\na.png,1\n")
+    with pytest.raises(ImageError, match="no column file"):
+        find_labelled([listing])
+    listing.write_text("file,label\na.png,cat\n")
+    with pytest.raises(ImageError, match="line 2"):
+        find_labelled([listing])
+    with pytest.raises(MetricError, match="cannot read the mask"):
+        read_mask(tmp_path / "none.png")
+
+
+def test_lazy_sequences_make_elements_when_asked() -> None:
+    asked: list[int] = []
+    lazy = Lazy(3, lambda index: asked.append(index) or index * 10)
+    assert len(lazy) == 3 and lazy[-1] == 20 and asked == [2]
+    assert lazy[0:2] == [0, 10]
+    with pytest.raises(IndexError):
+        lazy[3]

@@ -1,0 +1,280 @@
+"""`evaluate`: what it counts, what it refuses, what it survives, and the table it gives."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+from torch import Tensor, nn
+
+import aha
+from aha.data.mosaics import build_mosaics
+from aha.errors import CapabilityError, MetricError, MissingExtra, OutputError, SpecError, UnknownName
+from aha.metrics import METRICS, load_metric
+from aha.metrics.protocols import PROTOCOLS, load_protocols
+from aha.models.memory import PeakMemory
+from aha.results.score_table import Row, Scores, student_quantile, summarise
+from fakes import tiny_vit
+
+QUICK = "deletion(steps=4)"
+
+
+@pytest.fixture
+def model():
+    return aha.load_model(tiny_vit(), input_size=32, mean=[0.5] * 3, std=[0.5] * 3)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.shown = tiny_vit(), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shown += len(x)
+        return self.inner(x)
+
+
+def test_rows_are_tidy(model, images) -> None:
+    scores = aha.evaluate(model, images, ["gradient", "random_map"], [QUICK, "insertion(steps=4)"])
+    assert len(scores.rows) == 4 * 2 * 2 * 4  # images x methods x metrics x (3 references + average)
+    row = scores.rows[0]
+    assert (row.image, row.method, row.metric, row.reference) == ("image-0", "gradient", "deletion", "black")
+    assert row.protocol == QUICK  # a metric on its own is its own protocol, in full
+    assert {row.protocol for row in scores.rows} == {QUICK, "insertion(steps=4)"}
+    assert not scores.failures
+
+
+def test_clean_images_and_references_are_shown_once_for_all_methods(images) -> None:
+    module = Counting()
+    model = aha.load_model(module, input_size=32, mean=[0.5] * 3, std=[0.5] * 3)
+    methods = ["random_map", "center_map", "edge_map"]  # these ask the model nothing
+    aha.evaluate(model, images, methods, ["deletion(steps=8)", "insertion(steps=8)", "neg_pos(steps=8)"])
+    per_image = 1 + 3 + len(methods) * 2 * 3 * 7
+    assert module.shown == len(images) * per_image
+
+
+def test_batch_size_and_company_do_not_matter(model, images) -> None:
+    together = aha.evaluate(model, images, "gradient", QUICK)
+    alone = [aha.evaluate(model, images[i], "gradient", QUICK, batch_size=1).rows for i in range(4)]
+    for ours, theirs in zip(together.rows, (row for rows in alone for row in rows), strict=True):
+        assert ours[1:-1] == theirs[1:-1] and ours.value == pytest.approx(theirs.value, abs=1e-5)
+
+
+def test_maps_from_elsewhere_score_like_the_method_that_made_them(model, images) -> None:
+    found = aha.explain(model, images, "gradient")
+    by_method = aha.evaluate(model, images, "gradient", QUICK)
+    for given in (found, found.maps, found.numpy(), list(found.maps), {"mine": found.maps}):
+        by_map = aha.evaluate(model, images, given, QUICK)
+        assert [row.value for row in by_map.rows] == pytest.approx([row.value for row in by_method.rows], abs=1e-6)
+    assert by_map.rows[0].method == "mine"
+
+
+def test_maps_in_the_original_images_pixels_are_brought_to_the_input() -> None:
+    model = aha.load_model(tiny_vit(), input_size=32, mean=[0.5] * 3, std=[0.5] * 3, fit="crop")
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 96, 3), dtype=np.uint8))
+    full = aha.explain(model, picture, "center_map").original_map()  # NaN outside the crop
+    assert bool(full.isnan().any())
+    ours = aha.evaluate(model, picture, [full], "deletion(steps=8, ties='raster')")
+    direct = aha.evaluate(model, picture, "center_map", "deletion(steps=8, ties='raster')")
+    assert ours.rows[-1].value == pytest.approx(direct.rows[-1].value, abs=0.02)
+
+
+def test_several_targets_and_labels(model, images) -> None:
+    scores = aha.evaluate(model, images, "gradient", QUICK, targets="top2")
+    assert len({(row.image, row.target) for row in scores.rows}) == 8
+    labelled = aha.evaluate(model, images, "gradient", "chefer", targets="label", labels=[0, 1, 2, 3])
+    assert sorted({row.target for row in labelled.rows}) == [0, 1, 2, 3]
+
+
+def test_masks_and_boxes_reach_the_metrics_in_model_pixels() -> None:
+    model = aha.load_model(tiny_vit(), input_size=32, mean=[0.5] * 3, std=[0.5] * 3, fit="squash")
+    picture = Image.new("RGB", (64, 64), "white")
+    mask = np.zeros((64, 64), dtype=np.uint8)
+    mask[:32, :32] = 1
+    values = torch.zeros(32, 32)
+    values[:16, :16] = 1.0
+    scores = aha.evaluate(
+        model, picture, [values], ["pointing_game", "energy_in_box"], masks=[mask], boxes=[[(0, 0, 32, 32)]]
+    )
+    assert {row.metric: row.value for row in scores.rows} == pytest.approx({"pointing_game": 1.0, "energy_in_box": 1.0})
+
+
+def test_missing_truth_is_refused_before_any_work() -> None:
+    module = Counting()
+    model = aha.load_model(module, input_size=32, mean=[0.5] * 3, std=[0.5] * 3)
+    with pytest.raises(MetricError, match="protocol seg needs masks"):
+        aha.evaluate(model, torch.rand(1, 3, 32, 32), "gradient", "seg")
+    with pytest.raises(MetricError, match="boxes"):
+        aha.evaluate(model, torch.rand(1, 3, 32, 32), "gradient", "energy_in_box")
+    with pytest.raises(MetricError, match="needs a method"):
+        aha.evaluate(model, torch.rand(1, 3, 32, 32), torch.rand(1, 32, 32), "sanity")
+    assert module.shown == 0
+
+
+def test_unknown_names_and_unfit_methods_are_refused(model, images) -> None:
+    with pytest.raises(UnknownName, match="deletion"):
+        aha.evaluate(model, images, "gradient", "deletoin")
+    with pytest.raises(SpecError):
+        aha.evaluate(model, images, "gradiant", QUICK)
+    plain = aha.load_model(
+        nn.Sequential(nn.Flatten(), nn.Linear(3072, 5)), input_size=32, mean=[0.5] * 3, std=[0.5] * 3
+    )
+    with pytest.raises(CapabilityError):
+        aha.evaluate(plain, images, "rollout", QUICK)
+
+
+def test_a_bad_image_or_map_does_not_stop_the_others(model, tmp_path: Path) -> None:
+    Image.new("RGB", (40, 40), "red").save(tmp_path / "good.png")
+    (tmp_path / "bad.png").write_text("no picture")
+    scores = aha.evaluate(model, tmp_path, "gradient", QUICK)
+    assert {Path(row.image).name for row in scores.rows} == {"good.png"}
+    assert "bad.png" in scores.failures[0].reason
+    maps = [torch.full((32, 32), math.nan), torch.rand(32, 32), torch.rand(5, 5)]
+    scores = aha.evaluate(model, torch.rand(3, 3, 32, 32), maps, QUICK)
+    assert {row.image for row in scores.rows} == {"image-1"}
+    assert [failure.image for failure in scores.failures] == ["image-0", "image-2"]
+
+
+def test_truth_stays_with_its_image_when_another_cannot_be_read(tmp_path: Path) -> None:
+    model = aha.load_model(tiny_vit(), input_size=32, mean=[0.5] * 3, std=[0.5] * 3, fit="squash")
+    (tmp_path / "a.png").write_text("no picture")
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "b.png")
+    masks = [np.zeros((32, 32), dtype=np.uint8) for _ in range(2)]
+    masks[1][:8, :8] = 1
+    maps = [torch.zeros(32, 32) for _ in range(2)]
+    maps[1][:8, :8] = 1
+    scores = aha.evaluate(model, tmp_path, maps, "pointing_game", masks=masks, labels=None)
+    both = aha.evaluate(model, [tmp_path / "a.png", tmp_path / "b.png"], maps, "pointing_game", masks=masks)
+    assert [row.value for row in both.rows] == [1.0]
+    assert scores.failures[0].image.endswith("a.png")
+
+
+def test_mosaics_are_judged_for_each_of_their_classes(model) -> None:
+    generator = np.random.default_rng(0)
+    pictures = [(Image.fromarray(generator.integers(0, 255, (20, 20, 3), dtype=np.uint8)), i % 4) for i in range(8)]
+    mosaics = list(build_mosaics(model, pictures, count=2))
+    scores = aha.evaluate(model, mosaics, "center_map", "grid")
+    found = scores.values("center_map", "grid_pointing")
+    assert len(found) == 2 * 4 and found == pytest.approx([0.25] * 8, abs=1e-3)  # the centre is nobody's cell
+    with pytest.raises(MetricError, match="needs mosaics"):
+        aha.evaluate(model, torch.rand(1, 3, 32, 32), "gradient", "grid")
+
+
+def test_failing_metrics_are_recorded(model, images) -> None:
+    scores = aha.evaluate(model, images[0], "gradient", [QUICK, "positive(steps=2, against='label')"])
+    assert scores.rows and [f.metric for f in scores.failures] == ["positive"]
+    assert "needs a label" in scores.failures[0].reason
+
+
+def test_constant_maps_are_defined(model, images) -> None:
+    scores = aha.evaluate(model, images[0], [torch.zeros(32, 32)], "aha")
+    assert not scores.failures and all(math.isfinite(row.value) for row in scores.rows)
+
+
+def test_cost_counts_passes(model, images) -> None:
+    aha.evaluate(model, images, "grad_cam", QUICK)  # the structure is known from here on
+    scores = aha.evaluate(model, images, "integrated_gradients(steps=6)", "cost")
+    found = {row.metric: row.value for row in scores.rows}
+    assert found["forward_images"] == 6 and found["backward_images"] == 6 and found["seconds"] > 0
+
+
+def test_every_protocol_is_written_down() -> None:
+    assert {"aha", "rise", "mda", "chefer", "seg", "caap", "grid", "pic", "sanity", "quick"} <= set(PROTOCOLS)
+    for name in PROTOCOLS:
+        assert PROTOCOLS[name].note and load_protocols(name) == [PROTOCOLS[name]]
+
+
+def test_curves_are_kept(model, images) -> None:
+    scores = aha.evaluate(model, images[:2], "gradient", "quick")
+    curves = scores.curves("gradient")
+    assert len(curves) == 2 * 2 * 3 and len(curves[0].fractions) == 33
+    by_hand = np.trapezoid(curves[0].scores, curves[0].fractions)
+    assert by_hand == pytest.approx(scores.rows[0].value, abs=1e-6)
+    assert len(scores.plot().axes) == 6 and scores.plot("bars").axes
+
+
+def table() -> Scores:
+    values = {"a": [0.1, 0.2, 0.4], "b": [0.3, 0.3, 0.9]}
+    rows = [
+        Row(f"{i}.png", m, "deletion", "quick", 1, "average", v) for m, vs in values.items() for i, v in enumerate(vs)
+    ]
+    return Scores(rows, protocols=(PROTOCOLS["quick"],), model="demo")
+
+
+def test_summary_is_student_with_standard_error() -> None:
+    row = next(r for r in table().summary() if r.method == "a")
+    values = np.array([0.1, 0.2, 0.4])
+    assert row.mean == pytest.approx(values.mean()) and row.n == 3
+    assert row.standard_error == pytest.approx(stats.sem(values))
+    low, high = stats.t.interval(0.95, 2, loc=values.mean(), scale=stats.sem(values))
+    assert (row.low, row.high) == pytest.approx((low, high), abs=1e-4)
+    assert math.isnan(summarise("a", "m", "p", "", [1.0]).standard_error)
+    for freedom in (1, 2, 3, 5, 10, 100, 1000):
+        assert student_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=5e-3)
+
+
+def test_files(tmp_path: Path) -> None:
+    scores = table()
+    scores.to_csv(tmp_path / "scores.csv")
+    lines = list(csv.DictReader((tmp_path / "scores.csv").read_text().splitlines()))
+    assert list(lines[0]) == ["image", "method", "metric", "protocol", "target", "reference", "value"]
+    assert float(lines[2]["value"]) == 0.4 and len(lines) == 6
+    scores.summary_to_csv(tmp_path / "summary.csv")
+    assert (tmp_path / "summary.csv").read_text().startswith("method,metric,protocol,reference,mean")
+    with pytest.raises(OutputError):
+        scores.to_csv(tmp_path / "nowhere" / "scores.csv")
+
+
+def test_tables_name_protocol_arrow_and_n() -> None:
+    text = table().to_markdown()
+    assert "protocol quick" in text and "deletion (average) ↓" in text and "| 3 |" in text and "0.2333 ± 0.088" in text
+    latex = table().to_latex()
+    assert r"\toprule" in latex and r"$\downarrow$" in latex and r"\pm" in latex and latex.count(r"\\") == 3
+
+
+def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match=r"aha-attribution\[parquet\]"):
+        table().to_parquet(tmp_path / "scores.parquet")
+    assert not list(tmp_path.iterdir())
+
+
+def test_card_says_what_removing_pixels_does(model, images) -> None:
+    found = aha.explain(model, images[:2], "gradient", card=True)
+    assert len(found.cards) == 2
+    card = found.cards[0]
+    assert set(card.floors) == {"random_map", "center_map", "edge_map"}
+    direct = aha.evaluate(model, images[0], found.maps[:1], card.protocol)
+    assert card.curves.ins_del == pytest.approx(direct.rows[-1].value, abs=1e-5)
+    assert card.curves.deletion[0] == pytest.approx(float(found.scores[0]), abs=1e-5)
+    assert f"from {float(found.scores[0]):.2f} to {card.curves.deletion[2]:.2f}" in card.sentence
+    assert f"random pixels: to {card.floors['random_map'].deletion[2]:.2f}" in card.sentence
+
+
+def test_protocols_in_full_rebuild_themselves() -> None:
+    for name in PROTOCOLS:
+        for chosen in PROTOCOLS[name].metrics:
+            assert load_metric(chosen.in_full()) == chosen
+    assert "ties='random'" in PROTOCOLS["aha"].metrics[0].in_full()
+
+
+def test_peak_memory_sees_a_large_tensor() -> None:
+    with PeakMemory(torch.device("cpu")) as peak:
+        held = torch.ones(40_000_000)  # 160 MB
+        time.sleep(0.05)
+    del held
+    if peak.bytes is None:
+        pytest.skip("this system does not tell")
+    assert peak.bytes > 120e6
+
+
+def test_cost_includes_memory_where_it_is_known(model, images) -> None:
+    found = {row.metric for row in aha.evaluate(model, images, "gradient", "cost").rows}
+    assert {"seconds", "forward_images", "backward_images"} <= found <= set(METRICS["cost"].columns)
