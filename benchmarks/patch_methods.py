@@ -63,7 +63,7 @@ def caap(model: TargetModel, image: Tensor, label: Tensor, measured: int) -> Non
     patching, grid = TokenPatcher(method, model).patching(image)
     count = grid[0] * grid[1]
     few = torch.linspace(0, count - 1, measured).round().long()
-    blank = reference_inputs(method.blank, model, image, label)
+    blank = reference_inputs(method.reference, model, image, label)
 
     (source, white), base_time = timed(lambda: (model.block_states(image), model.block_states(blank)))
 

@@ -33,6 +33,8 @@ EXAMPLES: dict[str, str] = {
     "lime": "lime(n=40, parts=patches(grid=4))",
     "kernel_shap": "kernel_shap(n=40, parts=patches(grid=4))",
     "shapley_sampling": "shapley_sampling(orders=2, parts=patches(grid=4))",
+    "caap": "caap(reference=zeros_normalised)",
+    "mda": "mda(insertion=zeros_normalised, deletion=zeros_normalised)",
     "simple_insertion": "simple_insertion(grid=4, reference=zeros_normalised)",
     "simple_deletion": "simple_deletion(grid=4, reference=zeros_normalised)",
 }

@@ -64,14 +64,14 @@ def test_integrated_gradients_by_other_rules(module: nn.Module, images: Tensor) 
     agrees(native(module, images, "integrated_gradients(steps=9, rule='trapezoid')"), trapezoid.sum(dim=1))
 
 
-@pytest.mark.parametrize(("baseline", "value"), [("black", 0.0), ("white", 1.0)])
-def test_integrated_gradients_from_a_colour(images: Tensor, baseline: str, value: float) -> None:
+@pytest.mark.parametrize(("reference", "value"), [("black", 0.0), ("white", 1.0)])
+def test_integrated_gradients_from_a_colour(images: Tensor, reference: str, value: float) -> None:
     module = randomised(TinyCNN())
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
     model = load_model(module, input_size=SIZE, mean=mean, std=std)
     start = ((value - torch.tensor(mean)) / torch.tensor(std)).view(1, 3, 1, 1).expand_as(images)
     theirs = IntegratedGradients(module).attribute(images, baselines=start, target=CHOSEN, n_steps=6)
-    ours = load_method(f"integrated_gradients(steps=6, baseline='{baseline}')")(model, images, CHOSEN)
+    ours = load_method(f"integrated_gradients(steps=6, reference={reference})")(model, images, CHOSEN)
     agrees(ours, theirs.sum(dim=1))
 
 

@@ -244,10 +244,10 @@ def test_classes_of_an_image_share_its_passes_and_images_share_the_blank_run(ima
 @pytest.mark.parametrize("blank", ["black", "mean", "noise(seed=2)", "blurred_noise", "zeros_normalised"])
 def test_blanks(images: Tensor, blank: str) -> None:
     model, inputs = loaded(tiny_vit()), images[:1].double()
-    found = caap(model, inputs, f"blank={blank}")
-    agrees(found, caap(model, inputs, f"blank={blank}, form='patchwise'"))
+    found = caap(model, inputs, f"reference={blank}")
+    agrees(found, caap(model, inputs, f"reference={blank}, form='patchwise'"))
     assert (found - caap(model, inputs)).abs().max() > 1e-3
-    method = load_method(f"caap(blank={blank})")
+    method = load_method(f"caap(reference={blank})")
     assert load_method(str(method)) == method
 
 
@@ -271,4 +271,4 @@ def test_chunks_do_not_matter(images: Tensor) -> None:
 )
 def test_bad_parameters(images: Tensor, options: str) -> None:
     with pytest.raises(SpecError, match="caap"):
-        aha.explain(tiny_vit(), images, f"caap({options})")
+        aha.explain(tiny_vit(), images, f"caap({options}, reference=blur)")

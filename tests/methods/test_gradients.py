@@ -135,12 +135,12 @@ def test_gradient_shap_equals_captum_with_the_same_draws(
     theirs = GradientShap(cnn).attribute(images, start, n_samples=6, stdevs=0.0, target=CHOSEN)
     agrees(native(cnn, images, "gradient_shap(n=6, seed=3)"), theirs.sum(dim=1))
     fixed = GradientShap(cnn).attribute(images, torch.zeros(1, 3, SIZE, SIZE), n_samples=6, target=CHOSEN)
-    agrees(native(cnn, images, "gradient_shap(n=6, seed=3, baseline='zeros')"), fixed.sum(dim=1))
+    agrees(native(cnn, images, "gradient_shap(n=6, seed=3, reference=zeros_normalised)"), fixed.sum(dim=1))
 
 
 def test_gradient_shap_approaches_integrated_gradients(cnn: nn.Module, images: Tensor) -> None:
     exact = native(cnn, images, "integrated_gradients")
-    coarse, fine = (native(cnn, images, f"gradient_shap(n={n}, baseline='zeros', seed=1)") for n in (4, 400))
+    coarse, fine = (native(cnn, images, f"gradient_shap(n={n}, reference=zeros_normalised, seed=1)") for n in (4, 400))
     assert (fine - exact).abs().mean() < 0.25 * (coarse - exact).abs().mean()
 
 
@@ -148,9 +148,9 @@ def test_gradient_shap_of_a_linear_model(images: Tensor) -> None:
     """Whatever the place: the weights times the mean difference to image and noise."""
     module = LinearModel().double()
     weights = module.linear.weight.detach().view(CLASSES, 3, SIZE, SIZE)[CHOSEN]
-    found = native(module, images.double(), "gradient_shap(n=5, baseline='zeros', sigma=0.0)")
+    found = native(module, images.double(), "gradient_shap(n=5, reference=zeros_normalised, sigma=0.0)")
     agrees(found, (weights * images.double()).sum(dim=1), 1e-12)
-    noisy = native(module, images.double(), "gradient_shap(n=400, baseline='zeros', sigma=0.5)") - found
+    noisy = native(module, images.double(), "gradient_shap(n=400, reference=zeros_normalised, sigma=0.5)") - found
     spread = 0.5 * weights.norm(dim=1) / 400**0.5  # noise of n draws, weighted and averaged
     assert (noisy / spread).std().item() == pytest.approx(1, abs=0.1)
 

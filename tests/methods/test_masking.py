@@ -12,9 +12,9 @@ from aha.methods import load_method
 from aha.models import load_model
 from aha.models.memory import Chunks
 from aha.models.scores import SCORES
-from aha.perturb.masking import Question, blank_inputs, explain_each
+from aha.perturb.masking import Question, explain_each
 from aha.perturb.partitions import Patches, Slic
-from aha.perturb.references import load_reference
+from aha.perturb.references import load_reference, reference_inputs
 from fakes import CLASSES, SIZE, Hungry, TinyCNN, plain_module, randomised
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -137,12 +137,12 @@ def test_references_that_depend_on_the_class_are_different_questions(images: Ten
 def test_references_are_model_inputs(module: nn.Module, images: Tensor) -> None:
     stated = load_model(module, input_size=SIZE, mean=MEAN, std=STD)
     classes = torch.zeros(4, dtype=torch.long)
-    white = blank_inputs(load_reference("white"), stated, images, classes)
+    white = reference_inputs(load_reference("white"), stated, images, classes)
     for channel in range(3):
         assert torch.allclose(white[:, channel], torch.tensor((1 - MEAN[channel]) / STD[channel]))
-    assert not blank_inputs(load_reference("zeros_normalised"), load_model(module), images, classes).any()
+    assert not reference_inputs(load_reference("zeros_normalised"), load_model(module), images, classes).any()
     with pytest.raises(SpecError, match="state input_size, mean and std"):
-        blank_inputs(load_reference("white"), load_model(module), images, classes)
+        reference_inputs(load_reference("white"), load_model(module), images, classes)
 
 
 def test_chunks_stream_what_they_run() -> None:

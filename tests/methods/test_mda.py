@@ -203,14 +203,14 @@ def test_the_guide_is_chosen_by_what_the_model_can_serve(images: Tensor) -> None
     assert default_guide(load_model(tiny_vit()), images[:1]) is not None
     assert default_guide(load_model(randomised(plain_module())), images[:1]) is None
     with pytest.raises(CapabilityError, match="attention"):
-        aha.explain(randomised(TinyCNN()), images, "mda(guide=rollout)")
+        aha.explain(randomised(TinyCNN()), images, "mda(guide=rollout, deletion=blur)")
 
 
 def test_any_grid_on_any_image(images: Tensor) -> None:
     cells = cell_indices((32, 32), (3, 5))
     assert cells.unique().tolist() == list(range(15))
     assert cells.flatten().bincount().min() >= 60
-    maps = load_method("mda(grid=3)")(load_model(randomised(TinyCNN())), images[:1], torch.tensor([0]))
+    maps = load_method("mda(grid=3, deletion=blur)")(load_model(randomised(TinyCNN())), images[:1], torch.tensor([0]))
     assert maps.shape == (1, 3, 3)
 
 

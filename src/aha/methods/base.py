@@ -19,7 +19,7 @@ from aha.core.spec import Spec, parse
 from aha.errors import CapabilityError, SpecError
 from aha.models import TargetModel
 from aha.perturb.partitions import PARTITIONS
-from aha.perturb.references import REFERENCES
+from aha.perturb.references import REFERENCES, Reference, check_reference
 
 METHODS: Registry[type[Method]] = Registry("method")
 
@@ -80,6 +80,12 @@ class Method(Spec):
         """A text of all that maps of the model depend on; trained methods add what they have learned."""
         return " ".join([self.in_full(), *(inner.fingerprint(model) for inner in self._inner())])
 
+    @property
+    def references(self) -> list[Reference]:
+        """What stands in for removed pixels, in its inner methods too."""
+        own = [value for field in fields(self) if isinstance(value := getattr(self, field.name), Reference)]
+        return [*own, *(reference for inner in self._inner() for reference in inner.references)]
+
     def _inner(self) -> Iterable[Method]:
         return [value for field in fields(self) if isinstance(value := getattr(self, field.name), Method)]
 
@@ -109,11 +115,18 @@ def _usable(model: TargetModel, size: Sequence[int] | None = None) -> list[str]:
     able = model.structure(size).capabilities
     fitting = {name: METHODS[name] for name in METHODS if METHODS[name].required <= able}
     # What wraps another method can refuse only together with that one.
-    return [name for name, kind in fitting.items() if kind.family == "wrapper" or not kind().refusal(model, size)]
+    return [name for name, kind in fitting.items() if kind.family == "wrapper" or _serves(kind(), model, size)]
+
+
+def _serves(chosen: Method, model: TargetModel, size: Sequence[int] | None) -> bool:
+    is_stated = model.preprocessing is not None or not any(reference.is_pixels for reference in chosen.references)
+    return is_stated and not chosen.refusal(model, size)
 
 
 def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = None) -> None:
     """Refuses a method whose needs the model cannot meet for inputs of this size, before anything is computed."""
+    for reference in chosen.references:
+        check_reference(reference, model)
     if chosen.needs <= {"gradients"}:
         return  # every differentiable model will do: no need to look inside
     structure = model.structure(size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -47,7 +47,7 @@ class CAAP(Method):
         late: see above.
         first: 0 is the tokens that enter the first block.
         last: l_e, at most the number of blocks; None for two thirds of them, rounded up.
-        blank: the neutral image; the paper's are white, black, mean, noise and blurred_noise.
+        reference: the neutral image, called blank here; the paper's are white, black, mean, noise and blurred_noise.
     """
 
     form: Literal["parallel", "patchwise", "efficient"] = "parallel"
@@ -55,7 +55,7 @@ class CAAP(Method):
     late: Literal["live", "source"] = "live"
     first: int = 0
     last: int | None = None
-    blank: Reference = field(default_factory=White)
+    reference: Reference = White()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +66,7 @@ class CAAP(Method):
         check_fit(self, model, images.shape[1:])
         has_tokens = "tokens" in model.structure(images.shape[1:]).capabilities
         inner = TokenPatcher(self, model) if has_tokens else FeaturePatcher(self, model)
-        blanks = reference_inputs(self.blank, model, images, classes)  # (B, C, H, W)
+        blanks = reference_inputs(self.reference, model, images, classes)  # (B, C, H, W)
         maps = []
         for rows in in_parts([*runs_of_one_image(torch.cat([images, blanks], dim=1))]):  # its classes share the passes
             outputs, grid = inner.outputs(images[rows][:1], blanks[rows][:1])  # (N, K)

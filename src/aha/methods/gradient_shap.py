@@ -1,9 +1,8 @@
-"""GradientSHAP: gradients at random places between random baselines and the image."""
+"""GradientSHAP: gradients at random places between random references and the image."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,8 +11,8 @@ from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
 from aha.methods.gradient import ChannelRule, over_channels
-from aha.methods.integrated_gradients import baseline_inputs
 from aha.models import TargetModel
+from aha.perturb.references import Reference, reference_inputs
 
 
 @method("gradient_shap", family="gradient", needs={"gradients"}, citation="Lundberg & Lee, NeurIPS 2017")
@@ -21,19 +20,19 @@ from aha.models import TargetModel
 class GradientSHAP(Method):
     """Mean over draws of `(x~ - x') * d score / d x at x' + a (x~ - x')`, with a uniform in [0, 1].
 
-    `x~` is the image with noise, `x'` a baseline. Approximates SHAP values, as captum does, for features that do not
+    `x~` is the image with noise, `x'` a reference. Approximates SHAP values, as captum does, for features that do not
     depend on each other; the values sum to the mean of `score(x~) - score(x')` as the draws grow in number.
 
     Attributes:
         n: how many draws.
         sigma: deviation of the noise in units of the normalised input; captum's default is 0.
-        baseline: "colours" draws one flat colour each time, normally distributed as the normalisation makes pixels;
-            the others are fixed, as in `integrated_gradients`, of which this is then the Monte Carlo form.
+        reference: None draws one flat colour each time, normally distributed as the normalisation makes pixels; any
+            other is fixed, as in `integrated_gradients`, of which this is then the Monte Carlo form.
     """
 
     n: int = 50
     sigma: float = 0.0
-    baseline: Literal["colours", "zeros", "black", "white"] = "colours"
+    reference: Reference | None = None
     channels: ChannelRule = "sum"
     seed: int | None = None
 
@@ -46,7 +45,7 @@ class GradientSHAP(Method):
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         generator = seeded_generator(self.seed)
-        fixed = None if self.baseline == "colours" else baseline_inputs(self.baseline, model, images)
+        fixed = None if self.reference is None else reference_inputs(self.reference, model, images, classes)
         total = torch.zeros_like(images)
         stride = max(1, model.chunks.size // len(images))  # small batches take several draws per pass
         for first in in_parts(range(0, self.n, stride)):

@@ -1,4 +1,4 @@
-"""Integrated gradients: the gradient averaged along a straight path from a baseline."""
+"""Integrated gradients: the gradient averaged along a straight path from a reference."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.methods.gradient import ChannelRule, over_channels
 from aha.models import TargetModel
+from aha.perturb.references import Reference, ZerosNormalised, reference_inputs
 
-Baseline = Literal["zeros", "black", "white"]
 Quadrature = Literal["gauss_legendre", "midpoint", "trapezoid"]
 
 
@@ -24,12 +24,12 @@ Quadrature = Literal["gauss_legendre", "midpoint", "trapezoid"]
 class IntegratedGradients(Method):
     """`(x - x') * integral over a in [0, 1] of d score / d x at x' + a (x - x')` (eq. 1).
 
-    The values sum to `score(x) - score(x')` up to the error of the quadrature. `baseline="zeros"` is zero after
-    normalisation, the mean colour and captum's default; "black" and "white" are meant in pixels.
+    The values sum to `score(x) - score(x')` up to the error of the quadrature. The reference `x'` is zero
+    after normalisation, the mean colour, unless another one is named; captum calls it the baseline.
     """
 
     steps: int = 50
-    baseline: Baseline = "zeros"
+    reference: Reference = ZerosNormalised()
     rule: Quadrature = "gauss_legendre"
     channels: ChannelRule = "sum"
 
@@ -39,7 +39,7 @@ class IntegratedGradients(Method):
             raise SpecError(f"integrated_gradients: {self.steps} steps are too few for the {self.rule} rule")
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        start = baseline_inputs(self.baseline, model, images)  # (B, C, H, W)
+        start = reference_inputs(self.reference, model, images, classes)  # (B, C, H, W)
         path = images - start
         total = torch.zeros_like(images)
         places, weights = quadrature(self.steps, self.rule)
@@ -63,10 +63,3 @@ def quadrature(steps: int, rule: Quadrature) -> tuple[list[float], list[float]]:
     ends = np.full(steps, 1 / (steps - 1))
     ends[[0, -1]] /= 2
     return np.linspace(0, 1, steps).tolist(), ends.tolist()
-
-
-def baseline_inputs(baseline: Baseline, model: TargetModel, images: Tensor) -> Tensor:
-    """The starting point of the path, as model inputs (B, C, H, W)."""
-    if baseline == "zeros":
-        return torch.zeros_like(images)
-    return model.to_inputs(torch.full_like(images, float(baseline == "white")))

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from aha.core.progress import in_parts
-from aha.errors import SpecError
 from aha.models import TargetModel
 from aha.models.scores import Score
 from aha.perturb.perturbation import blend
-from aha.perturb.references import Reference, ZerosNormalised
+from aha.perturb.references import Reference, ZerosNormalised, reference_inputs
 
 Scale = Literal["score", "logit"]
 """What is explained: the score that the model reports (a probability as a rule), or the logit behind it."""
@@ -81,7 +80,7 @@ def explain_each(
     scale: Scale = "score",
 ) -> Tensor:
     """Maps (B, h, w) of a batch from `explain`, which gives those (k, h, w) of one image and all its classes."""
-    blanks = blank_inputs(reference or ZerosNormalised(), model, images, classes)
+    blanks = reference_inputs(reference or ZerosNormalised(), model, images, classes)
     score = model.score if scale == "score" else model.score.differentiated()
     # Several classes of one image arrive as copies that follow each other. Some references depend on the class: then
     # the copies have different blanks and are different questions.
@@ -89,15 +88,3 @@ def explain_each(
     bounds = [0, *(is_new.nonzero().flatten() + 1).tolist(), len(images)]
     rows = in_parts([*pairwise(bounds)])
     return torch.cat([explain(Question(model, images[i], blanks[i], classes[i:end], score)) for i, end in rows])
-
-
-def blank_inputs(reference: Reference, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-    """A reference as model inputs (B, C, H, W)."""
-    if isinstance(reference, ZerosNormalised):
-        return torch.zeros_like(images)  # the one reference that needs no normalisation to be known
-    if model.preprocessing is None:
-        raise SpecError(
-            f"the reference {reference} is made of pixels; state input_size, mean and std in load_model, or use "
-            "reference=zeros_normalised"
-        )
-    return model.to_inputs(reference(model, model.to_pixels(images), classes))

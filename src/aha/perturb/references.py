@@ -13,7 +13,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +37,14 @@ R = TypeVar("R", bound="type[Reference]")
 
 @dataclass(frozen=True)
 class Reference(Spec):
-    """Base of all references."""
+    """Base of all references.
+
+    Attributes:
+        is_pixels: it is made of pixel values, so that the model's normalisation must be known; the others follow from
+            the image, whatever its normalisation.
+    """
+
+    is_pixels: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
@@ -61,17 +68,26 @@ def load_reference(spec: str | Reference) -> Reference:
 
 
 def reference_inputs(chosen: Reference, model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
-    """What stands in for removed pixels, as model inputs (B, C, H, W).
-
-    A module that states no normalisation is taken to see pixels as they are: for it, black is 0 and white is 1.
-    """
-    if model.preprocessing is None:
+    """What stands in for removed pixels, as model inputs (B, C, H, W): the one way from a reference to inputs."""
+    check_reference(chosen, model)
+    if isinstance(chosen, ZerosNormalised):
+        return torch.zeros_like(inputs)  # exactly, which the way to pixels and back is not
+    if model.preprocessing is None:  # any normalisation will do for what follows from the image
         model = copy(model)  # the wrapper only: the module, its lock and its counts are shared
         model.preprocessing = Preprocessing((inputs.shape[-2], inputs.shape[-1]), mean=(0.0,), std=(1.0,))
     found = model.to_inputs(chosen(model, model.to_pixels(inputs), classes))
     if not found.isfinite().all():
         raise SpecError(f"{chosen} does not hide the class of every image; choose another reference, such as blur")
     return found
+
+
+def check_reference(chosen: Reference, model: TargetModel) -> None:
+    """Refuses pixel values for a module that states no normalisation: whether its 0 is black must not be guessed."""
+    if chosen.is_pixels and model.preprocessing is None:
+        raise SpecError(
+            f"the reference {chosen} is made of pixels; state input_size, mean and std in load_model, or use blur or "
+            "zeros_normalised"
+        )
 
 
 @reference("black")
@@ -115,6 +131,8 @@ class Mean(Reference):
 class ZerosNormalised(Reference):
     """Zero after the model's normalisation: its mean colour (what RISE, TIS and MDA code call black)."""
 
+    is_pixels: ClassVar[bool] = False
+
     def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
         """The model's mean everywhere."""
         return model.to_pixels(torch.zeros_like(pixels))
@@ -124,6 +142,8 @@ class ZerosNormalised(Reference):
 @dataclass(frozen=True)
 class Blur(Reference):
     """Gaussian blur with reflected borders."""
+
+    is_pixels: ClassVar[bool] = False
 
     kernel: int = 31
     sigma: float = 10.0
@@ -148,6 +168,8 @@ class RiseBlur(Reference):
     For sigma >= kernel / 2 it is nearly a box; the borders fade to the model's mean colour.
     """
 
+    is_pixels: ClassVar[bool] = False
+
     kernel: int = 11
     sigma: float = 5.0
 
@@ -168,6 +190,8 @@ class AdaptiveBlur(Reference):
     An image whose class survives `largest` has no reference: its result is NaN, and metrics leave it out, as the
     published code drops the image.
     """
+
+    is_pixels: ClassVar[bool] = False
 
     smallest: int = 31
     largest: int = 101
