@@ -1,4 +1,8 @@
-"""The calls that every shell uses: `explain`, and its streaming form."""
+"""`explain`, its streaming form, and the step under both.
+
+`explain_batch` is the one place where maps are made: the command line, the explorer, the demo and the benchmarks read
+images of their own and call it too.
+"""
 
 from __future__ import annotations
 

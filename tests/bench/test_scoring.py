@@ -278,3 +278,28 @@ def test_peak_memory_sees_a_large_tensor() -> None:
 def test_cost_includes_memory_where_it_is_known(model, images) -> None:
     found = {row.metric for row in aha.evaluate(model, images, "gradient", "cost").rows}
     assert {"seconds", "forward_images", "backward_images"} <= found <= set(METRICS["cost"].columns)
+
+
+def test_values_never_mix_protocols_or_references() -> None:
+    scores = Scores(
+        rows=[
+            Row(image, "gradient", "deletion", protocol, 0, reference, value)
+            for image, protocol, reference, value in [
+                ("a", "few", "black", 0.1),
+                ("b", "few", "black", 0.2),
+                ("a", "many", "black", 0.3),
+                ("a", "many", "blur", 0.4),
+                ("a", "many", "average", 0.5),
+                ("a", "apart", "black", 0.6),
+                ("a", "apart", "blur", 0.7),
+            ]
+        ]
+    )
+    with pytest.raises(MetricError, match=r"deletion of gradient was measured with the protocols few, many and apart"):
+        scores.values("gradient", "deletion")
+    assert scores.values("gradient", "deletion", protocol="few") == [0.1, 0.2]
+    assert scores.values("gradient", "deletion", protocol="many") == [0.5]  # what a metric says of all its references
+    with pytest.raises(MetricError, match=r"references black and blur; say which with reference="):
+        scores.values("gradient", "deletion", protocol="apart")
+    assert scores.values("gradient", "deletion", "blur", "apart") == [0.7]
+    assert scores.values("rise", "deletion") == []

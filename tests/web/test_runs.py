@@ -8,9 +8,10 @@ import pytest
 from asking import MODEL, make_bench, make_client
 
 from aha.bench import Plan, run
-from aha.errors import OutputError
+from aha.errors import MetricError, OutputError
 from aha.models import TargetModel
-from aha.web.runs import read_runs
+from aha.results.score_table import Row
+from aha.web.runs import Run, read_runs
 
 METHODS = ("center_map", "edge_map")
 
@@ -33,6 +34,32 @@ def test_each_kind_of_target_is_a_run(study: Path) -> None:
         overview = one.overview()
         assert (overview["model"], overview["images"], overview["methods"]) == (MODEL, 2, list(METHODS))
         assert len(one.images("edge_map", "ins_del")) == 2 * rows
+
+
+def test_a_metric_of_two_protocols_is_two_columns(
+    loaded: TargetModel, gallery: Path, tmp_path: Path, study: Path
+) -> None:
+    rows = [
+        Row("a.png", "edge_map", "ins_del", protocol, 0, reference, value)
+        for protocol, reference, value in [("few", "black", 0.1), ("few", "average", 0.2), ("many", "average", 0.3)]
+    ]
+    one = Run(study, "both", MODEL, rows)
+    assert [(c["metric"], c["protocol"], c["reference"]) for c in one.overview()["columns"]] == [
+        ("ins_del", "few", "black"),
+        ("ins_del", "few", "average"),
+        ("ins_del", "many", "average"),
+    ]
+    with pytest.raises(MetricError, match="protocols few and many"):
+        one.images("edge_map", "ins_del")
+    assert [image["value"] for image in one.images("edge_map", "ins_del", protocol="many")] == [0.3]
+    assert [image["value"] for image in one.images("edge_map", "ins_del", "black", "few")] == [0.1]
+    bench = make_bench(loaded, tmp_path, gallery)
+    with make_client(bench, [one]) as client:
+        asked = client.get("/api/runs/0/images?method=edge_map&metric=ins_del")
+        assert asked.status_code == 422 and "protocols few and many" in asked.text
+        found = client.get("/api/runs/0/images?method=edge_map&metric=ins_del&protocol=few&reference=black").json()
+        assert [image["value"] for image in found["images"]] == [0.1]
+    bench.jobs.close()
 
 
 def test_its_images_are_found_in_the_named_folders(

@@ -1,7 +1,8 @@
 """What a method is: a frozen value that turns (model, images, classes) into maps.
 
 Shapes: images (B, C, H, W) normalised model inputs; classes (B,) int64; maps (B, h, w), signed, larger = more
-important, at the method's own resolution: only `aha.explain` resizes.
+important, at the method's own resolution. `aha.explain` enlarges them to the input; a method enlarges only what it
+multiplies with pixels.
 """
 
 from __future__ import annotations

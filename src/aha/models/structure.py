@@ -1,8 +1,9 @@
 """What a model is made of, found by watching one forward pass: stages, transformer blocks, attention.
 
-Nothing here knows a library's class names. A transformer block is the outermost module call around exactly one
-attention call that maps tokens (B, T, D) to tokens of the same shape. So a home-made ViT is read like one from timm,
-torchvision or transformers.
+No library's classes are listed here. Parts are told by what they do; of norms and pooling, the class is only expected to
+have that word in its name (`watching.py`). A transformer block is the outermost module call around exactly one attention
+call that maps tokens (B, T, D) to tokens of the same shape. So a home-made ViT is read like one from timm, torchvision or
+transformers.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from aha.core.disk import write_atomically
-from aha.errors import MissingExtra, OutputError
+from aha.errors import MetricError, MissingExtra, OutputError
 from aha.metrics import ARROWS, directions, side_columns
 from aha.metrics.curves import AVERAGE
 from aha.metrics.protocols import Protocol
@@ -92,13 +92,15 @@ class Scores:
         self.curve_rows += other.curve_rows
         self.failures += other.failures
 
-    def values(self, method: str, metric: str, reference: str | None = None) -> list[float]:
-        """Per-image values of one metric; the average over references where a metric has one."""
-        found = [r for r in self.rows if r.method == method and r.metric == metric]
-        if reference is None:
-            names = {r.reference for r in found}
-            reference = AVERAGE if AVERAGE in names else next(iter(names), "")
-        return [row.value for row in found if row.reference == reference]
+    def values(
+        self, method: str, metric: str, reference: str | None = None, protocol: str | None = None
+    ) -> list[float]:
+        """Per-image values of one metric: its average over references where it has one, unless a reference is named.
+
+        Raises:
+            MetricError: It was measured with several protocols, or references without an average, and none is named.
+        """
+        return [row.value for row in rows_of(self.rows, method, metric, reference, protocol)]
 
     def curves(self, method: str | None = None) -> list[CurveRow]:
         """Deletion and insertion curves, of all methods or of one."""
@@ -169,6 +171,29 @@ class Scores:
                 body.append([method, *cells, str(max(row.n for row in own.values()))])
             note = next((p.note for p in self.protocols if p.name == protocol), "")
             yield layout(f"{self.model}, protocol {protocol}: {note}", heads, body)
+
+
+def rows_of(
+    rows: Iterable[Row], method: str, metric: str, reference: str | None = None, protocol: str | None = None
+) -> list[Row]:
+    """One column of a method; what is not named must be the only one, as `Scores.values` says."""
+    found = [row for row in rows if row.method == method and row.metric == metric]
+    protocols = list(dict.fromkeys(row.protocol for row in found))
+    if protocol is None and len(protocols) > 1:
+        names = _listed(protocols)
+        raise MetricError(f"{metric} of {method} was measured with the protocols {names}; say which with protocol=")
+    found = [row for row in found if protocol in (None, row.protocol)]
+    references = list(dict.fromkeys(row.reference for row in found))
+    if reference is None and AVERAGE in references:
+        reference = AVERAGE
+    if reference is None and len(references) > 1:
+        names = _listed(references)
+        raise MetricError(f"{metric} of {method} was measured with the references {names}; say which with reference=")
+    return [row for row in found if reference in (None, row.reference)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def summarise(method: str, metric: str, protocol: str, reference: str, values: Sequence[float]) -> SummaryRow:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from aha.bench.evaluation import RECORD, SCORES, row_from_csv
 from aha.bench.store import ROWS
 from aha.errors import OutputError
 from aha.metrics import ARROWS, directions
-from aha.metrics.curves import AVERAGE
-from aha.results.score_table import Row, Scores
+from aha.results.score_table import Row, Scores, rows_of
 
 REPORT = "report.html"
 _MOST_ROWS = 1000
@@ -60,19 +58,35 @@ class Run:
             "model": self.model,
             "images": len({row.image for row in self.rows}),
             "methods": list(dict.fromkeys(row.method for row in self.rows)),
-            "metrics": list(dict.fromkeys(row.metric for row in self.rows)),
+            "columns": self._columns(arrows),
             "summary": summary,
             "has_report": self.report is not None,
         }
 
-    def images(self, method: str, metric: str) -> list[dict[str, Any]]:
-        """One method's values of one metric, lowest first; those far from the others are marked."""
-        chosen = [row for row in self.rows if row.method == method and row.metric == metric]
-        by_reference: dict[str, list[Row]] = defaultdict(list)
-        for row in chosen:
-            by_reference[row.reference].append(row)
-        rows = by_reference.get(AVERAGE) or next(iter(by_reference.values()), [])
-        rows = sorted((row for row in rows if math.isfinite(row.value)), key=lambda row: row.value)
+    def _columns(self, arrows: Mapping[str, str]) -> list[dict[str, str]]:
+        """What was measured, apart for each protocol and reference, with a title that tells it from the others."""
+        columns = dict.fromkeys((row.metric, row.protocol, row.reference) for row in self.rows)
+        many = len({protocol for _, protocol, _ in columns}) > 1
+        return [
+            {
+                "metric": metric,
+                "protocol": protocol,
+                "reference": reference,
+                "title": " ".join(filter(None, [metric, arrows.get(metric), reference, f"· {protocol}" * many])),
+            }
+            for metric, protocol, reference in columns
+        ]
+
+    def images(
+        self, method: str, metric: str, reference: str | None = None, protocol: str | None = None
+    ) -> list[dict[str, Any]]:
+        """One method's values of one metric, lowest first; those far from the others are marked.
+
+        Raises:
+            MetricError: There are several protocols or references, and none is named.
+        """
+        found = rows_of(self.rows, method, metric, reference, protocol)
+        rows = sorted((row for row in found if math.isfinite(row.value)), key=lambda row: row.value)
         if not rows:
             return []
         low, high = np.percentile([row.value for row in rows], [25, 75])

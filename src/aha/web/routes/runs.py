@@ -32,7 +32,8 @@ def run_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
         """Its images by one method and metric; their classes in words if its model is on offer."""
         run = chosen(request)
         method, metric = (request.query_params.get(name, "") for name in ("method", "metric"))
-        found = run.images(method, metric)
+        reference, protocol = (request.query_params.get(name) for name in ("reference", "protocol"))
+        found = run.images(method, metric, reference, protocol)
         if (served := bench.served.get(run.model)) is not None:
             known = range(served.model.num_classes)
             for one in found:

@@ -25,19 +25,17 @@ export async function open() {
 async function load(number) {
   try {
     const run = await get(`/api/runs/${number}`);
-    const columns = [...new Set(run.summary.map((row) => `${row.metric}|${row.reference}|${row.protocol}`))];
-    const head = columns.map((column) => {
-      const [metric, reference] = column.split("|"), row = run.summary.find((one) => one.metric === metric);
-      return make("th", {}, `${metric} ${row.arrow} ${reference}`);
-    });
+    const columns = run.columns;
+    const head = columns.map((column) => make("th", {}, column.title));
+    const isOf = (row, column) => ["metric", "reference", "protocol"].every((name) => row[name] === column[name]);
     const body = run.methods.map((method) => make("tr", {}, make("td", {}, method), ...columns.map((column) => {
-      const row = run.summary.find((one) => one.method === method && `${one.metric}|${one.reference}|${one.protocol}` === column);
+      const row = run.summary.find((one) => one.method === method && isOf(one, column));
       const text = row?.mean == null ? "" : show(row.mean, 3) + (row.standard_error == null ? "" : ` ± ${show(row.standard_error, 3)}`);
       return make("td", {}, text);
     })));
-    const method = select("run-method", run.methods), metric = select("run-metric", run.metrics);
+    const method = select("run-method", run.methods), metric = select("run-metric", columns.map((column) => column.title));
     const images = make("div", { class: "scroll", id: "run-images" });
-    const list = () => listImages(number, method.value, metric.value, images);
+    const list = () => listImages(number, method.value, columns[metric.selectedIndex], images);
     method.addEventListener("change", list);
     metric.addEventListener("change", list);
     $("run-content").replaceChildren(
@@ -51,13 +49,14 @@ async function load(number) {
 
 const select = (id, names) => make("select", { id }, ...names.map((name) => make("option", { value: name }, name)));
 
-async function listImages(number, method, metric, place) {
+async function listImages(number, method, column, place) {
   try {
-    const { images } = await get(`/api/runs/${number}/images?${new URLSearchParams({ method, metric })}`);
+    const { metric, reference, protocol } = column;
+    const { images } = await get(`/api/runs/${number}/images?${new URLSearchParams({ method, metric, reference, protocol })}`);
     const rows = images.map((one) => make("tr", { class: one.outlier ? "outlier" : "" },
       make("td", {}, make("button", { type: "button", on: { click: () => jump(number, one, method) } }, one.title)),
       make("td", {}, show(one.value, 3)), make("td", {}, one.label || `class ${one.target}`)));
-    place.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...["image, lowest first", metric, "target"].map((head) => make("th", {}, head)))),
+    place.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...["image, lowest first", column.title, "target"].map((head) => make("th", {}, head)))),
       make("tbody", {}, ...rows)));
   } catch (error) { say(error.message); }
 }
