@@ -1,19 +1,28 @@
-"""What there is to choose from, described as data: for lists, tables and other programs."""
+"""What there is to choose from, described as data: for lists, tables and other programs.
+
+Nothing here imports torch unless a model is asked about: what the package declares is read from its sources, unless the
+real things are at hand already, together with whatever a user has added to them.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any
 
+from aha.core.declared import Kind, declared
+from aha.core.registry import Registry
 from aha.core.spec import Spec
-from aha.methods import METHODS, list_methods
-from aha.metrics import METRICS
-from aha.metrics.protocols import PROTOCOLS
-from aha.models import list_sources, load_model
-from aha.models.scores import SCORES
-from aha.models.sources import SOURCES
 
+# Where the real registries are; one that was imported may hold more than the package declares.
+_HOMES: dict[Kind, tuple[str, str]] = {
+    "method": ("aha.methods", "METHODS"),
+    "metric": ("aha.metrics", "METRICS"),
+    "protocol": ("aha.metrics.protocols", "PROTOCOLS"),
+    "score": ("aha.models.scores", "SCORES"),
+    "model source": ("aha.models.sources", "SOURCES"),
+}
 # Sources that work only with an optional dependency, by the name of the extra.
 _EXTRAS = {"demo": ["demo"], "hf": ["hf"]}
 
@@ -46,7 +55,9 @@ class Entry:
 def models(source: str | None = None) -> list[Entry]:
     """All models, or those of one source. Models of transformers have no list: they are named by repository."""
     if source is not None:
-        _ = SOURCES[source]  # explains itself if there is none
+        _ = _registry("model source")[source]  # explains itself if there is none
+    from aha.models import list_sources
+
     return [
         Entry(f"{family}:{name}", family, _EXTRAS.get(family, []))
         for family, names in list_sources().items()
@@ -57,13 +68,19 @@ def models(source: str | None = None) -> list[Entry]:
 
 def methods(model: str | None = None) -> list[Entry]:
     """All methods, or those that work on a model; its weights do not matter for that and are not fetched."""
-    names = list_methods(None if model is None else load_model(model, pretrained=False))
-    return [_describe_method(name) for name in names]
+    if model is None:
+        known = _registry("method")
+        return [_describe_method(known[name]) for name in known]
+    from aha.methods import METHODS, list_methods
+    from aha.models import load_model
+
+    return [_describe_method(METHODS[name]) for name in list_methods(load_model(model, pretrained=False))]
 
 
 def metrics() -> list[Entry]:
     """All metrics."""
-    found = [METRICS[name] for name in METRICS]
+    known = _registry("metric")
+    found = [known[name] for name in known]
     return [
         Entry(
             cls.name,
@@ -82,21 +99,30 @@ def metrics() -> list[Entry]:
 
 def protocols() -> list[Entry]:
     """All named protocols, with every choice in full."""
-    found = [PROTOCOLS[name] for name in PROTOCOLS]
+    known = _registry("protocol")
+    found = [known[name] for name in known]
     return [
-        Entry(p.name, "protocol", sorted(p.needs), p.note, {"metrics": [m.in_full() for m in p.metrics]}) for p in found
+        Entry(
+            protocol.name,
+            "protocol",
+            sorted({need for metric in protocol.metrics for need in metric.needs}),
+            protocol.note,
+            {"metrics": [metric.in_full() for metric in protocol.metrics]},
+        )
+        for protocol in found
     ]
 
 
 def scores() -> list[Entry]:
     """All scores."""
-    found = [SCORES[name] for name in SCORES]
+    known = _registry("score")
+    found = [known[name] for name in known]
     return [
         Entry(
             score.name,
             "probability" if score.is_probability else "value",
             summary=first_line(score.function),
-            details={"differentiated": score.differentiated().name},
+            details={"differentiated": score.raw or score.name},
         )
         for score in found
     ]
@@ -117,11 +143,15 @@ def first_line(thing: object) -> str:
     return next(iter((thing.__doc__ or "").strip().splitlines()), "")
 
 
-def _describe_method(name: str) -> Entry:
-    cls = METHODS[name]
+def _registry(kind: Kind) -> Registry[Any]:
+    module, name = _HOMES[kind]
+    return getattr(sys.modules[module], name) if module in sys.modules else declared(kind)
+
+
+def _describe_method(cls: Any) -> Entry:
     parameters = fields(cls)
     return Entry(
-        name,
+        cls.name,
         cls.family,
         sorted(cls.required),
         summary=first_line(cls),

@@ -11,6 +11,7 @@ import typer
 
 from aha.cli.options import MAX_SEED, Debug, Device, Json, NoPretrained, Quiet
 from aha.cli.reporting import INTERRUPTED, answer, bench_bar, duration, print_json, reported, say_error
+from aha.cli.texts import check_texts, complete_method, complete_metric, complete_model, complete_score
 
 if TYPE_CHECKING:
     from aha.bench.estimate import Estimate
@@ -24,7 +25,8 @@ def bench(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; what is finished there is skipped.")] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="Repeatable; SOURCE:NAME, as `aha list models` shows them.")
+        list[str] | None,
+        typer.Option(help="Repeatable; SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model),
     ] = None,
     weights: Annotated[list[str] | None, typer.Option(help="Weights file; as many as models, in their order.")] = None,
     data: Annotated[
@@ -34,9 +36,12 @@ def bench(
         ),
     ] = None,
     imagenet: Annotated[Path | None, typer.Option(help="ImageNet's folder; short for --data imagenet:DIR.")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="Repeatable; a method to judge.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Repeatable; a method to judge.", autocompletion=complete_method)
+    ] = None,
     metrics: Annotated[
-        list[str] | None, typer.Option(help="Repeatable; a protocol or a metric.", show_default="quick")
+        list[str] | None,
+        typer.Option(help="Repeatable; a protocol or a metric.", autocompletion=complete_metric, show_default="quick"),
     ] = None,
     target: Annotated[
         list[str] | None, typer.Option(help="Repeatable, reported apart: top1, label, top5, ...", show_default="top1")
@@ -50,7 +55,9 @@ def bench(
     no_pretrained: NoPretrained = False,
     img_size: Annotated[int | None, typer.Option(min=1, help="Side of the model input.")] = None,
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
-    score: Annotated[str | None, typer.Option(help="What is measured, as `aha list scores` shows.")] = None,
+    score: Annotated[
+        str | None, typer.Option(help="What is measured, as `aha list scores` shows.", autocompletion=complete_score)
+    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(help="float32, or bfloat16 or float16 for passes without gradients.", show_default="float32"),
@@ -70,6 +77,9 @@ def bench(
     Runs as it is in one process, and under `torchrun` or `accelerate launch` in many, each with its share.
     """
     with reported(debug=debug, quiet=quiet):
+        check_texts(
+            models=model or [], methods=method or [], metrics=metrics or [], scores=[] if score is None else [score]
+        )
         from aha.bench.papers import PREFIX, paper_plans
         from aha.bench.plan import make_plans, read_plans
         from aha.bench.runner import BenchRun

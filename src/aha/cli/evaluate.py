@@ -9,6 +9,7 @@ import typer
 
 from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrained, Precision, Quiet, Seed, Weights
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
+from aha.cli.texts import check_texts, complete_method, complete_metric, complete_model, complete_score
 
 if TYPE_CHECKING:
     from aha.models.preprocessing import Fit
@@ -21,19 +22,26 @@ def evaluate(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH", help="Pictures, folders, or CSV files with labels, masks or boxes.")
     ],
-    model: Annotated[str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.")],
+    model: Annotated[
+        str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model)
+    ],
     out: Annotated[Path, typer.Option(help="Folder for scores.csv and summary.csv; finished images are skipped.")],
-    method: Annotated[list[str] | None, typer.Option(help="Repeatable; a method to judge.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Repeatable; a method to judge.", autocompletion=complete_method)
+    ] = None,
     maps: Annotated[Path | None, typer.Option(help="Folder of maps saved earlier (.npz, .npy) to judge.")] = None,
     metrics: Annotated[
-        list[str] | None, typer.Option(help="Repeatable; a protocol or a metric.", show_default="quick")
+        list[str] | None,
+        typer.Option(help="Repeatable; a protocol or a metric.", autocompletion=complete_metric, show_default="quick"),
     ] = None,
     target: Annotated[str, typer.Option(help="Explained classes: top1, top5, label, an index or a name.")] = "top1",
     weights: Weights = None,
     no_pretrained: NoPretrained = False,
     img_size: ImageSize = None,
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
-    score: Annotated[str, typer.Option(help="What is measured, as `aha list scores` shows.")] = "softmax",
+    score: Annotated[
+        str, typer.Option(help="What is measured, as `aha list scores` shows.", autocompletion=complete_score)
+    ] = "softmax",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images.")] = None,
     precision: Precision = "float32",
     seed: Seed = 0,
@@ -48,6 +56,8 @@ def evaluate(
     Finished images are skipped, so that the same command continues an interrupted run.
     """
     with reported(debug=debug, quiet=quiet):
+        check_texts(models=[model], methods=method or [], metrics=metrics or [], scores=[score])
+
         from aha.bench.evaluation import EvaluationRun
         from aha.core.disk import check_writable
         from aha.data.labelled import find_labelled

@@ -10,6 +10,7 @@ import typer
 
 from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrained, Precision, Quiet, Seed, Weights
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
+from aha.cli.texts import check_texts, complete_method, complete_model, complete_score
 
 if TYPE_CHECKING:
     from aha.files import FileRun
@@ -21,11 +22,17 @@ _SHOWN_FAILURES = 20
 
 def explain(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Pictures and folders of pictures.")],
-    model: Annotated[str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.")],
+    model: Annotated[
+        str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model)
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the results; what is finished there is skipped.")],
     method: Annotated[
         list[str] | None,
-        typer.Option(help='Repeatable; "smooth(gradient, n=20)" sets parameters.', show_default=_METHOD),
+        typer.Option(
+            help='Repeatable; "smooth(gradient, n=20)" sets parameters.',
+            autocompletion=complete_method,
+            show_default=_METHOD,
+        ),
     ] = None,
     target: Annotated[
         str | None,
@@ -39,7 +46,9 @@ def explain(
     no_pretrained: NoPretrained = False,
     img_size: ImageSize = None,
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
-    score: Annotated[str, typer.Option(help="What is reported, as `aha list scores` shows.")] = "softmax",
+    score: Annotated[
+        str, typer.Option(help="What is reported, as `aha list scores` shows.", autocompletion=complete_score)
+    ] = "softmax",
     class_names: Annotated[Path | None, typer.Option(help="Text file with one class name per line.")] = None,
     precision: Precision = "float32",
     seed: Seed = 0,
@@ -54,6 +63,8 @@ def explain(
     Finished images are skipped, so that the same command continues an interrupted run.
     """
     with reported(debug=debug, quiet=quiet):
+        check_texts(models=[model], methods=method or [], scores=[score])
+
         from aha.core.disk import check_writable
         from aha.data.targets import class_list
         from aha.files import FileRun, find_files, read_class_names

@@ -9,6 +9,7 @@ import typer
 
 from aha.cli.options import Debug, Json, Quiet
 from aha.cli.reporting import print_json, reported
+from aha.cli.texts import check_texts, complete_model
 
 if TYPE_CHECKING:
     from aha.catalogue import Entry
@@ -29,7 +30,10 @@ def list_things(
     pattern: Annotated[str | None, typer.Argument(help="Part of the name, or a pattern such as 'vit_*_224'.")] = None,
     source: Annotated[str | None, typer.Option(help="Models of one source only: timm, torchvision, ...")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Only methods that work on this model (built with random weights).")
+        str | None,
+        typer.Option(
+            help="Only methods that work on this model (built with random weights).", autocompletion=complete_model
+        ),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -43,6 +47,7 @@ def list_things(
     with reported(debug=debug, quiet=quiet):
         from aha import catalogue
 
+        check_texts(models=[] if model is None else [model])
         if kind is Kind.MODELS:
             entries = catalogue.models(source)
         elif kind is Kind.METHODS:

@@ -9,11 +9,13 @@ import typer
 
 from aha.cli.options import BatchSize, Debug, Device, NoPretrained, Quiet
 from aha.cli.reporting import reported
+from aha.cli.texts import check_texts, complete_model
 
 
 def serve(
     model: Annotated[
-        list[str] | None, typer.Option(help="Repeatable; SOURCE:NAME.", show_default="the demo's model")
+        list[str] | None,
+        typer.Option(help="Repeatable; SOURCE:NAME.", autocompletion=complete_model, show_default="the demo's model"),
     ] = None,
     weights: Annotated[
         list[Path] | None, typer.Option(help="Repeatable; weights files of the models, in their order.")
@@ -41,6 +43,7 @@ def serve(
 ) -> None:
     """Open the explorer: look at maps, scrub through deletion and insertion, compare classes, browse runs."""
     with reported(debug=debug, quiet=quiet):
+        check_texts(models=model or [])
         try:
             from aha.web import serving
         except ModuleNotFoundError as error:

@@ -10,10 +10,16 @@ import typer
 
 from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrained, Quiet, Weights
 from aha.cli.reporting import INTERRUPTED, print_json, reported, say_error, training_bar
+from aha.cli.texts import check_texts, complete_model, complete_score
 
 
 def train(
-    model: Annotated[str, typer.Option(help="The model to explain: SOURCE:NAME, as `aha list models` shows them.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="The model to explain: SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model
+        ),
+    ],
     data: Annotated[
         Path, typer.Option(help="Images: a folder, one folder per class, a CSV (file, label), or tar shards.")
     ],
@@ -29,7 +35,9 @@ def train(
     weights: Weights = None,
     no_pretrained: NoPretrained = False,
     img_size: ImageSize = None,
-    score: Annotated[str, typer.Option(help="What is optimised, as `aha list scores` shows.")] = "softmax",
+    score: Annotated[
+        str, typer.Option(help="What is optimised, as `aha list scores` shows.", autocompletion=complete_score)
+    ] = "softmax",
     precision: Annotated[
         str | None,
         typer.Option(help="float32, bfloat16 or float16 for the frozen networks.", show_default="bfloat16 on a GPU"),
@@ -46,6 +54,8 @@ def train(
     Runs as it is on one device, and under `accelerate launch` or `torchrun` on many.
     """
     with reported(debug=debug, quiet=quiet):
+        check_texts(models=[model], scores=[score])
+
         from aha.core.disk import check_writable
         from aha.learned.engine import launched_device
         from aha.learned.library import remember

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from aha.errors import ModelError, SpecError
+from aha.errors import ModelError
 from aha.models.hooks import autograd, preserved_random_state
 from aha.models.outputs import OutputReader
 from aha.models.preprocessing import Fit, Preprocessing
 from aha.models.runnable import Precision, unwrapped
 from aha.models.scores import Score, ScoreFunction, load_score
-from aha.models.sources import SOURCES, Loaded, Request, default_device
+from aha.models.sources import Loaded, Request, default_device, split_spec
 from aha.models.target import TargetModel
 
 Size = int | Sequence[int]
@@ -91,11 +91,9 @@ def load_model(
 
 
 def _from_spec(spec: str, request: Request) -> Loaded:
-    source, colon, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
-    if not colon or not name:
-        raise SpecError(f"cannot read model {spec!r}; write SOURCE:NAME with a source of {', '.join(SOURCES)}")
+    source, name = split_spec(spec)
     with preserved_random_state(seed=0):  # random initial weights neither disturb nor depend on the caller's state
-        return SOURCES[source](name, request)
+        return source(name, request)
 
 
 def _refuse_options(given: Mapping[str, Any]) -> None:

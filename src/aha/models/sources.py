@@ -20,7 +20,7 @@ import torchvision
 from torch import Tensor, nn
 
 from aha.core.registry import Registry, nearest_names
-from aha.errors import MissingExtra, ModelError, UnknownName, WeightsError
+from aha.errors import MissingExtra, ModelError, SpecError, UnknownName, WeightsError
 from aha.models.hf_preprocessing import hf_preprocessing
 from aha.models.preprocessing import Preprocessing
 from aha.models.weights import load_weights, read_weights, without_prefix
@@ -51,6 +51,14 @@ class Loaded:
 
 Source = Callable[[str, Request], Loaded]
 SOURCES: Registry[Source] = Registry("model source")
+
+
+def split_spec(spec: str) -> tuple[Source, str]:
+    """The source and the name of a model's text, `SOURCE:NAME`."""
+    source, colon, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
+    if not colon or not name:
+        raise SpecError(f"cannot read model {spec!r}; write SOURCE:NAME with a source of {', '.join(SOURCES)}")
+    return SOURCES[source], name
 
 
 def imagenet_names() -> Sequence[str]:

@@ -1,0 +1,49 @@
+"""Texts of methods, metrics, scores and models: completed as they are typed, refused before torch is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aha.core.declared import Kind, check_method, check_metric, check_model, check_score, declared
+
+
+def check_texts(
+    *,
+    models: Iterable[str] = (),
+    methods: Iterable[str] = (),
+    metrics: Iterable[str] = (),
+    scores: Iterable[str] = (),
+) -> None:
+    """Raises the error of the first text that cannot be understood; what is left needs the real things to be judged."""
+    for texts, check in (
+        (models, check_model),
+        (methods, check_method),
+        (metrics, check_metric),
+        (scores, check_score),
+    ):
+        for text in texts:
+            check(text)
+
+
+def complete_method(incomplete: str) -> list[str]:
+    """Methods that begin like this."""
+    return _names(incomplete, "method")
+
+
+def complete_metric(incomplete: str) -> list[str]:
+    """Protocols and metrics that begin like this."""
+    return _names(incomplete, "protocol", "metric")
+
+
+def complete_score(incomplete: str) -> list[str]:
+    """Scores that begin like this."""
+    return _names(incomplete, "score")
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Sources of models that begin like this; their models are known only to libraries that import torch."""
+    return [f"{name}:" for name in _names(incomplete, "model source")]
+
+
+def _names(incomplete: str, *kinds: Kind) -> list[str]:
+    return [name for kind in kinds for name in declared(kind) if name.startswith(incomplete)]

@@ -1,0 +1,167 @@
+"""Commands that need no model answer without importing torch, and say the same as the real things would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from aha import catalogue
+from aha.core import declared
+from aha.core.declared import check_method, check_metric, check_model, check_score
+from aha.core.spec import Spec
+from aha.errors import SpecError
+from aha.methods import METHODS, load_method
+from aha.metrics import METRICS
+from aha.metrics.protocols import PROTOCOLS, load_protocols
+from aha.models.scores import SCORES, load_score
+from aha.models.sources import SOURCES, split_spec
+from aha.perturb.partitions import PARTITIONS
+from aha.perturb.references import REFERENCES
+
+HEAVY = ("torch", "torchvision", "timm", "numpy", "matplotlib")
+
+RUN = """
+import json, sys
+arguments, heavy = json.loads(sys.argv[1])
+sys.argv = ["aha", *arguments]
+try:
+    from aha.cli import main
+    main()
+except SystemExit as end:
+    code = end.code
+print(json.dumps([code, [name for name in heavy if name in sys.modules]]), file=sys.stderr)
+"""
+
+
+def run(*arguments: str, **environment: str) -> tuple[int, list[str], str]:
+    """Exit code, heavy modules that were imported, and all that was said."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps([arguments, HEAVY])],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=True,
+    )
+    *said, last = done.stderr.strip().splitlines()
+    code, heavy = json.loads(last)
+    return code, heavy, done.stdout + "\n".join(said)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = f"import sys, aha; assert not set({HEAVY!r}) & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--help",), "explain"),
+        (("explain", "--help"), "--method"),
+        (("list", "methods"), "integrated_gradients"),
+        (("list", "metrics", "--json"), "deletion"),
+        (("list", "protocols"), "224 steps"),
+        (("list", "scores"), "softmax"),
+    ],
+)
+def test_questions_are_answered_without_torch(arguments: tuple[str, ...], said: str) -> None:
+    code, heavy, text = run(*arguments)
+    assert (code, heavy) == (0, [])
+    assert said in text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--method", "grad_cm"), "did you mean grad_cam"),
+        (("--method", "smooth(gradient, m=3)"), "smooth has no parameter 'm'"),
+        (("--method", "rise(n=0)"), "n and cells must be at least 1"),
+        (("--score", "sofmax"), "did you mean softmax"),
+        (("--model", "resnet50"), "write SOURCE:NAME"),
+    ],
+)
+def test_errors_in_texts_are_found_without_torch(options: tuple[str, ...], said: str) -> None:
+    code, heavy, text = run("explain", "nowhere.jpg", "--model", "timm:resnet18", "--out", "nowhere", *options)
+    assert (code, heavy) == (1, [])
+    assert said in text
+
+
+def test_names_are_completed_without_torch() -> None:
+    words = {"COMP_WORDS": "aha explain --method grad_c", "COMP_CWORD": "3", "_AHA_COMPLETE": "complete_bash"}
+    code, heavy, text = run(**words)
+    assert (code, heavy) == (0, [])
+    assert text.split() == ["grad_cam", "grad_cam_pp"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "real"),
+    [("method", METHODS), ("metric", METRICS), ("reference", REFERENCES), ("partition", PARTITIONS)],
+)
+def test_outlines_have_the_parameters_of_the_real_classes(kind: declared.Kind, real: object) -> None:
+    outlines = declared.declared(kind)
+    own = [name for name in real if real[name].__module__.startswith("aha.")]  # type: ignore[attr-defined, index]
+    assert list(outlines) == own
+    for name in own:
+        outline, cls = outlines[name], real[name]  # type: ignore[index]
+        assert issubclass(outline, Spec)
+        assert outline.__doc__ == cls.__doc__
+        assert [(f.name, _text(f)) for f in outline.__dataclass_fields__.values()] == [
+            (f.name, _text(f)) for f in cls.__dataclass_fields__.values()
+        ]
+
+
+def _text(field: object) -> str:
+    factory = field.default_factory  # type: ignore[attr-defined]
+    return str(factory() if callable(factory) else field.default)  # type: ignore[attr-defined]
+
+
+def test_the_catalogue_is_the_same_with_and_without_the_real_registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_real = [catalogue.methods(), catalogue.metrics(), catalogue.protocols(), catalogue.scores()]
+    monkeypatch.setattr(catalogue, "_registry", declared.declared)
+    assert [catalogue.methods(), catalogue.metrics(), catalogue.protocols(), catalogue.scores()] == with_real
+    assert list(declared.declared("protocol")) == list(PROTOCOLS)
+    assert list(declared.declared("score")) == list(SCORES)
+    assert list(declared.declared("model source")) == list(SOURCES)
+
+
+@pytest.mark.parametrize(
+    ("check", "load", "text"),
+    [
+        (check_method, load_method, "no_such_method"),
+        (check_method, load_method, "grad_cam(layer=0)"),
+        (check_method, load_method, "grad_cam(layer='last')"),
+        (check_method, load_method, "transition_attention(steps=1)"),  # checked by a function of another file
+        (check_method, load_method, "occlusion(reference=blak)"),
+        (check_method, load_method, "lime(parts=patches(grid=0))"),
+        (check_method, load_method, "smooth(smooth(grad_cam(layer=1)))"),
+        (check_method, load_method, "var"),
+        (check_method, load_method, "grad_cam("),
+        (check_method, load_method, "deletion"),
+        (check_metric, load_protocols, "quik"),
+        (check_metric, load_protocols, "deletion(steps=1)"),
+        (check_metric, load_protocols, "deletion(references=(blak,))"),
+        (check_score, load_score, "nothing"),
+        (check_model, split_spec, "timm:"),
+        (check_model, split_spec, "tmm:resnet18"),
+    ],
+)
+def test_a_wrong_text_is_refused_in_the_same_words(check: object, load: object, text: str) -> None:
+    said = []
+    for read in (check, load):
+        with pytest.raises(SpecError) as caught:
+            read(text)  # type: ignore[operator]
+        said.append((type(caught.value), str(caught.value)))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].family != "wrapper"])
+def test_every_method_passes_by_its_name(name: str) -> None:
+    check_method(name)
+
+
+@pytest.mark.parametrize("text", ["quick", "aha", "deletion", "deletion(steps=8, references=(black, blur(sigma=2.0)))"])
+def test_right_metrics_pass(text: str) -> None:
+    check_metric(text)
