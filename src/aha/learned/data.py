@@ -6,17 +6,19 @@ number of processes, and still sees the same images. Each epoch goes through all
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from aha.data.images import read_image
 from aha.data.samples import Sample
 from aha.errors import ImageError
-from aha.learned.seeds import ORDER, generator_for
+from aha.learned.seeds import CROP, ORDER, generator_for
 from aha.models.preprocessing import Preprocessing
 
 _UNKNOWN = -1  # a label that is not known, inside a tensor of labels
@@ -43,8 +45,8 @@ class Batch:
 class StepImages(Dataset[tuple[Tensor, int, int, str]]):
     """The image at each place of a run: place p is in epoch p // N."""
 
-    def __init__(self, samples: Sequence[Sample], preprocessing: Preprocessing, seed: int) -> None:
-        self._samples, self._preprocessing, self._seed = samples, preprocessing, seed
+    def __init__(self, samples: Sequence[Sample], preprocessing: Preprocessing, seed: int, crop: float = 1.0) -> None:
+        self._samples, self._preprocessing, self._seed, self._crop = samples, preprocessing, seed, crop
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def __getitem__(self, place: int) -> tuple[Tensor, int, int, str]:
@@ -56,8 +58,18 @@ class StepImages(Dataset[tuple[Tensor, int, int, str]]):
                 failure = f"{sample.file}: {error}"
                 continue
             label = _UNKNOWN if sample.label is None else sample.label
-            return self._preprocessing(image)[0], label, place, sample.file
+            return self._preprocessing(self._cut(image, place))[0], label, place, sample.file
         raise ImageError(f"{_MOST_UNREADABLE} images in a row cannot be read, the last one being {failure}")
+
+    def _cut(self, image: Image, place: int) -> Image:
+        """A random part of the picture, of its own shape: with few pictures, parts of them are further ones."""
+        if self._crop >= 1:
+            return image
+        share, x, y = torch.rand(3, generator=generator_for(self._seed, CROP, place)).tolist()
+        side = math.sqrt(self._crop + (1 - self._crop) * share)
+        width, height = round(side * image.width), round(side * image.height)
+        left, top = round(x * (image.width - width)), round(y * (image.height - height))
+        return image.crop((left, top, left + width, top + height))
 
     def _sample(self, place: int) -> Sample:
         epoch, index = divmod(place, len(self._samples))

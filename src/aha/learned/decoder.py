@@ -1,28 +1,34 @@
-"""The decoder: frozen features and a class become a dense map (paper A.1, after Dense Prediction Transformers).
+"""The decoder: features, class evidence, a class and the picture become a dense map (paper A.1).
 
     features, shallow to deep      (B, C_i, h_i, w_i)
-      project to `width` channels, conditioned on the class vector
+      project to `width` channels, conditioned on the class vector, joined by the evidence of their level
       reassemble to strides 4, 8, 16, 32
-    fuse from deep to shallow by residual convolutions and bilinear upsampling
-    refinement head: depthwise-separable and full 3x3 convolutions, then one channel
-    bilinear to (H, W)
+    fuse from deep to shallow by residual convolutions; the picture's own detail joins at stride 4
+    every level adds its correction to one map, which starts from the class evidence
+    the map is enlarged from level to level along the picture's outlines
 
-Three things differ from the paper, by choice. Group normalisation replaces batch normalisation: an image's map depends
-on that image alone, in training, in refinement and on any number of processes. The class also *scales* features (the
-paper's concatenation only shifts them), because with the classifier's own weights as class vectors the product is what
-carries the evidence. And the map starts from the class evidence of the deepest features, so that training refines an
-explanation instead of inventing it.
+After Dense Prediction Transformers, with four differences by choice. Group normalisation replaces batch normalisation:
+an image's map depends on that image alone, in training, in refinement and on any number of processes. The class also
+*scales* features (the paper's concatenation only shifts them), because with the classifier's own weights as class
+vectors the product carries evidence. The map starts from an explanation instead of nothing. And it grows like a
+Laplacian pyramid, each level correcting the enlarged map of the level below, so that what is smooth stays smooth and
+outlines come from the picture.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from aha.learned.upsampling import upsampled_twice
+
+_GUIDE = 8  # features by which places are compared in upsampling
+_STEM = 16
 
 
 @dataclass(frozen=True)
@@ -32,20 +38,40 @@ class DecoderConfig:
     Attributes:
         channels: of the encoder's features, shallow to deep.
         class_dim: of a class vector.
+        evidence: maps of class evidence at each level; empty without.
+        image_channels: of the picture.
         width: channels of every level.
-        stride: pixels per value of the map before it is upsampled; the finest detail the decoder can draw.
-        starts_from_evidence: add the class evidence `w_c . F` of the deepest features.
+        stride: pixels per value of the finest level.
     """
 
     channels: tuple[int, ...]
     class_dim: int
-    width: int = 64
-    stride: int = 16
-    starts_from_evidence: bool = True
+    evidence: tuple[int, ...] = ()
+    image_channels: int = 3
+    width: int = 32
+    stride: int = 4
+
+
+class Given(NamedTuple):
+    """What a map is drawn from.
+
+    Attributes:
+        features: of the encoder, shallow to deep, each (B, C_i, h_i, w_i).
+        vectors: what stands for the class (B, D).
+        evidence: of each level (B, E_i, h_i, w_i); empty if the decoder uses none.
+        start: the map (B, h, w) that is corrected.
+        image: the target's input (B, C, H, W).
+    """
+
+    features: list[Tensor]
+    vectors: Tensor
+    evidence: list[Tensor]
+    start: Tensor
+    image: Tensor
 
 
 class ResidualConv(nn.Module):
-    """x + conv(relu(conv(relu(x)))), as in DPT's fusion blocks."""
+    """x + conv(gelu(conv(gelu(x)))), as in DPT's fusion blocks."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -56,89 +82,148 @@ class ResidualConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, h, w) -> (B, C, h, w)."""
-        change: Tensor = self.second(F.relu(self.first(F.relu(x))))
+        change: Tensor = self.second(F.gelu(self.first(F.gelu(x))))
         return x + change
 
 
 class Level(nn.Module):
-    """One level of features, projected and conditioned on the class: GELU(scale(c) * W f + shift(c))."""
+    """Features of one level, projected, conditioned on the class and joined by evidence.
 
-    def __init__(self, channels: int, class_dim: int, width: int) -> None:
+    conv(GELU(scale(c) * W f + shift(c) + V e))
+    """
+
+    def __init__(self, channels: int, class_dim: int, evidence: int, width: int) -> None:
         super().__init__()
         self.norm = nn.GroupNorm(1, channels)
         self.project = nn.Conv2d(channels, width, 1)
         self.condition = nn.Linear(class_dim, 2 * width)
+        self.read = nn.Conv2d(evidence, width, 3, padding=1) if evidence else None
         self.smooth = nn.Conv2d(width, width, 3, padding=1)
 
-    def forward(self, features: Tensor, class_vectors: Tensor, size: tuple[int, int]) -> Tensor:
-        """(B, C, h, w) and (B, D) -> (B, width, *size)."""
-        scale, shift = self.condition(class_vectors)[:, :, None, None].chunk(2, dim=1)  # (B, width, 1, 1)
-        x = F.gelu((1 + scale) * self.project(self.norm(features)) + shift)
-        x = F.interpolate(x, size=size, mode="bilinear", align_corners=False)
-        level: Tensor = self.smooth(x)
+    def forward(self, features: Tensor, vectors: Tensor, evidence: Tensor | None, size: tuple[int, int]) -> Tensor:
+        """(B, C, h, w), (B, D) and (B, E, h, w) -> (B, width, *size)."""
+        scale, shift = self.condition(vectors)[:, :, None, None].chunk(2, dim=1)  # (B, width, 1, 1)
+        x = (1 + scale) * self.project(self.norm(features)) + shift
+        if self.read is not None:
+            assert evidence is not None
+            x = x + resized(self.read(evidence), (int(x.shape[-2]), int(x.shape[-1])))
+        level: Tensor = self.smooth(resized(F.gelu(x), size))
         return level
 
 
+class Stem(nn.Module):
+    """The picture's own detail: features at stride 2 and 4."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.to_half = nn.Conv2d(channels, _STEM, 3, stride=2, padding=1)
+        self.to_quarter = nn.Conv2d(_STEM, width, 3, stride=2, padding=1)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, C, H, W) -> (B, 16, H/2, W/2) and (B, width, H/4, W/4)."""
+        half = F.gelu(self.to_half(image))
+        return half, self.to_quarter(half)
+
+
 class Decoder(nn.Module):
-    """Features and class vectors to maps."""
+    """Features, class and picture to maps."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         width = config.width
-        self.levels = nn.ModuleList(Level(channels, config.class_dim, width) for channels in config.channels)
-        self.fusions = nn.ModuleList(nn.Sequential(ResidualConv(width), ResidualConv(width)) for _ in config.channels)
-        self.head = nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False),
-            nn.Conv2d(width, width, 1, bias=False),
-            nn.GroupNorm(8, width),
-            nn.GELU(),
-            nn.Conv2d(width, width // 2, 3, padding=1, bias=False),
-            nn.GroupNorm(8, width // 2),
-            nn.GELU(),
-            nn.Conv2d(width // 2, 1, 1, bias=False),  # only the order of a map counts: a shift changes nothing
+        evidence = config.evidence or (0,) * len(config.channels)
+        self.levels = nn.ModuleList(
+            Level(channels, config.class_dim, maps, width)
+            for channels, maps in zip(config.channels, evidence, strict=True)
         )
+        self.fusions = nn.ModuleList(
+            nn.Sequential(ResidualConv(width), nn.GroupNorm(min(8, width), width)) for _ in config.channels
+        )
+        self.heads = nn.ModuleList(Head(width) for _ in config.channels)
+        self.stem = Stem(config.image_channels, width)
+        self.guide = nn.Conv2d(config.image_channels + _STEM, _GUIDE, 1, bias=False)
+        with torch.no_grad():  # starts from colours alone, as joint bilateral upsampling does
+            self.guide.weight.mul_(0.1)
+            self.guide.weight[: config.image_channels, : config.image_channels] += (
+                1.5 * torch.eye(config.image_channels)[:, :, None, None]
+            )
         # Negative where evidence points the other way: patch tokens of some transformers do.
         self.evidence_gain = nn.Parameter(torch.ones(()))
 
-    def forward(self, features: Sequence[Tensor], class_vectors: Tensor, size: tuple[int, int]) -> Tensor:
-        """Encoder features and class vectors (B, D) to maps (B, H, W).
+    def forward(self, given: Given, size: tuple[int, int]) -> Tensor:
+        """Maps (B, H, W) of the given size."""
+        vectors = unit_scaled(given.vectors)
+        half, quarter = self.stem(given.image)
+        guides = self._guides(given.image, half)
+        strides = [max(self.config.stride, 4 * 2**index) for index in range(len(given.features))]
+        entry = _entry(given.start, size, strides)
+        drawn, fused, reached = torch.zeros_like(guides[2][:, :1]), None, 2
+        for index in reversed(range(len(strides))):  # deep to shallow
+            grid = at_stride(size, strides[index])
+            evidence = given.evidence[index] if given.evidence else None
+            level = self.levels[index](given.features[index], vectors, evidence, grid)
+            if index == 0:
+                level = level + resized(quarter, grid)
+            level = level if fused is None else level + resized(fused, grid)
+            drawn = resized(drawn, grid) if fused is None else enlarged(drawn, reached, strides[index], guides)
+            fused, reached = self.fusions[index](level), strides[index]
+            drawn = drawn + self.heads[index](fused)
+            if index == entry:
+                drawn = drawn + self.evidence_gain * resized(given.start[:, None], grid)
+        drawn = enlarged(drawn, reached, 2, guides)
+        return resized(drawn, size)[:, 0]
 
-        Vectors (B, 2, D) are one that describes the class, and one along which its evidence is measured.
-        """
-        class_vectors = unit_scaled(class_vectors)
-        class_vectors, directions = (
-            class_vectors.unbind(dim=1) if class_vectors.dim() == 3 else (class_vectors, class_vectors)
-        )
-        grids = [self._grid(size, len(features) - 1 - depth) for depth in range(len(features))]  # deep to shallow
-        fused: Tensor | None = None
-        for depth, grid in enumerate(grids):
-            index = len(features) - 1 - depth
-            level = self.levels[index](features[index], class_vectors, grid)
-            fused = level if fused is None else level + F.interpolate(fused, grid, mode="bilinear", align_corners=False)
-            fused = self.fusions[index](fused)
-        assert fused is not None
-        drawn = self.head(fused)  # (B, 1, h, w)
-        if self.config.starts_from_evidence and features[-1].shape[1] == class_vectors.shape[1]:
-            evidence = class_evidence(features[-1], directions)[:, None]
-            drawn = drawn + self.evidence_gain * F.interpolate(
-                evidence, drawn.shape[-2:], mode="bilinear", align_corners=False
-            )
-        return F.interpolate(drawn, size=size, mode="bilinear", align_corners=False)[:, 0]
+    def _guides(self, image: Tensor, half: Tensor) -> dict[int, Tensor]:
+        """By stride 2, 4, ..., 32: how places look (B, D, h, w)."""
+        looks = self.guide(torch.cat([F.avg_pool2d(image, 2, ceil_mode=True), half], dim=1))
+        guides = {2: looks}
+        for stride in (4, 8, 16, 32):
+            guides[stride] = F.avg_pool2d(guides[stride // 2], 2, ceil_mode=True)
+        return guides
 
-    def _grid(self, size: tuple[int, int], index: int) -> tuple[int, int]:
-        """Size of a level: strides 4, 8, 16, 32 from shallow to deep, none finer than the map's own stride."""
-        stride = max(self.config.stride, 4 * 2**index)
-        return math.ceil(size[0] / stride), math.ceil(size[1] / stride)
+
+class Head(nn.Module):
+    """A level's correction of the map: (B, width, h, w) -> (B, 1, h, w)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(width, width // 2, 3, padding=1)
+        self.draw = nn.Conv2d(width // 2, 1, 1, bias=False)  # only the order of a map counts: a shift changes nothing
+        nn.init.normal_(self.draw.weight, std=1e-3)
+
+    def forward(self, fused: Tensor) -> Tensor:
+        """(B, width, h, w) -> (B, 1, h, w)."""
+        correction: Tensor = self.draw(F.gelu(self.mix(F.gelu(fused))))
+        return correction
+
+
+def enlarged(drawn: Tensor, reached: int, stride: int, guides: dict[int, Tensor]) -> Tensor:
+    """The map (B, 1, h, w) of one stride at a finer one, in steps of two along the guides."""
+    while reached > stride:
+        drawn = upsampled_twice(drawn, guides[reached], guides[reached // 2])
+        reached //= 2
+    return drawn
+
+
+def at_stride(size: tuple[int, int], stride: int) -> tuple[int, int]:
+    """The grid of a level."""
+    return math.ceil(size[0] / stride), math.ceil(size[1] / stride)
+
+
+def resized(values: Tensor, size: tuple[int, int]) -> Tensor:
+    """(B, C, h, w) -> (B, C, *size), bilinear; as it is where the size fits."""
+    if tuple(values.shape[-2:]) == size:
+        return values
+    return F.interpolate(values, size=size, mode="bilinear", align_corners=False)
+
+
+def _entry(start: Tensor, size: tuple[int, int], strides: list[int]) -> int:
+    """The deepest level whose grid is as fine as the map that learning starts from."""
+    fine = [i for i, stride in enumerate(strides) if at_stride(size, stride)[0] >= start.shape[-2]]
+    return max(fine, default=0)
 
 
 def unit_scaled(vectors: Tensor) -> Tensor:
     """Class vectors (..., D) with entries of unit variance: classifiers differ in scale by orders of magnitude."""
     return vectors / vectors.square().mean(dim=-1, keepdim=True).clamp(min=1e-12).sqrt()
-
-
-def class_evidence(features: Tensor, class_vectors: Tensor) -> Tensor:
-    """Standardised evidence (B, h, w) for the class at each place: the product of features and class weights."""
-    values = torch.einsum("bchw,bc->bhw", features, class_vectors.to(features))
-    centred = values - values.mean(dim=(1, 2), keepdim=True)
-    return centred / centred.square().mean(dim=(1, 2), keepdim=True).clamp(min=1e-12).sqrt()

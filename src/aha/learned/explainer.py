@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -23,17 +23,34 @@ from torch import Tensor, nn
 
 from aha import __version__
 from aha.core.disk import result_key, write_atomically, writing
-from aha.core.rows import distinct_rows
 from aha.errors import AhaWarning, ModelError, SpecError, WeightsError
-from aha.learned.decoder import Decoder, DecoderConfig
-from aha.learned.settings import ENCODERS, Design
+from aha.learned.decoder import Decoder, DecoderConfig, Given, unit_scaled
+from aha.learned.evidence import LOG_ODDS, LOGIT, class_evidence, evidence_channels, standardised_maps, traced
+from aha.learned.settings import ENCODERS, Design, Evidence
 from aha.models import TargetModel, load_model
 from aha.models.hooks import preserved_random_state
+from aha.models.tracing import Trace
 from aha.models.weights import load_weights, state_digest
 
 Conditioning = Literal["head", "embedding"]  # as built: "auto" is decided
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 _LEVELS = 4
+
+
+@dataclass(frozen=True)
+class Look:
+    """One pass of the target over its inputs (B, C, H, W).
+
+    Attributes:
+        features: of the encoder, shallow to deep.
+        outputs: of the target (B, K).
+        trace: from which evidence is read by a backward pass, if it is.
+    """
+
+    inputs: Tensor
+    features: list[Tensor]
+    outputs: Tensor
+    trace: Trace | None = None
 
 
 class ExplainerWarning(AhaWarning):
@@ -51,6 +68,9 @@ class ExplainerConfig:
         conditioning: "head", the target's classifier weights, or "embedding", a learned table.
         num_classes: of the target.
         decoder: its sizes.
+        evidence: "backward", of every level by one backward pass; "forward", of the deepest features by the class
+            weights; or "none".
+        evidence_stages: stages that backward evidence is read from; a transformer's comes from all of its blocks.
         rivals: class evidence is that against the class's rivals: see `against_rivals`.
         preprocessing: how pictures become the target's inputs, for the record.
         temperature: the final one of training, used in refinement.
@@ -65,6 +85,8 @@ class ExplainerConfig:
     conditioning: Conditioning
     num_classes: int
     decoder: DecoderConfig
+    evidence: Evidence
+    evidence_stages: tuple[int, ...] = ()
     rivals: bool = False
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     temperature: float = 0.01
@@ -91,7 +113,16 @@ class Explainer(nn.Module):
     def digest(self) -> str:
         """Digest of all that its maps depend on: what was learned, and how it is used."""
         config = self.config
-        used = (config.encoder, config.stages, config.conditioning, config.rivals, config.temperature, config.decoder)
+        used = (
+            config.encoder,
+            config.stages,
+            config.conditioning,
+            config.evidence,
+            config.evidence_stages,
+            config.rivals,
+            config.temperature,
+            config.decoder,
+        )
         return result_key(state_digest(self.state_dict()), repr(used))
 
     @classmethod
@@ -107,12 +138,16 @@ class Explainer(nn.Module):
         preprocessing = source.stated_preprocessing()
         blank = torch.zeros(1, len(preprocessing.mean), *preprocessing.size, device=source.device)
         features, _ = source.features(blank, stages)
+        evidence = design.evidence
+        if evidence == "forward" and (conditioning != "head" or named != "target"):
+            evidence = "none"  # class weights say nothing about another network's features
         decoder = DecoderConfig(
             tuple(f.shape[1] for f in features),
             target.class_vectors.shape[1] if conditioning == "head" else design.class_dim,
+            evidence_channels(target, len(stages)) if evidence == "backward" else (),
+            len(target.stated_preprocessing().mean),
             design.width,
             design.stride,
-            starts_from_evidence=conditioning == "head" and named == "target",
         )
         config = ExplainerConfig(
             target.spec,
@@ -122,8 +157,9 @@ class Explainer(nn.Module):
             conditioning,
             target.num_classes,
             decoder,
-            # Rivals are told from the target's outputs, which only its own features give for free.
-            design.rivals and decoder.starts_from_evidence and _shares_probability(target),
+            evidence,
+            default_stages(target)[-len(stages) :] if evidence == "backward" else (),
+            design.rivals and evidence != "none" and _shares_probability(target),
             asdict(target.stated_preprocessing()),
         )
         explainer = cls(config, seed=seed)
@@ -141,10 +177,20 @@ class Explainer(nn.Module):
         """Uses the encoder that another explainer has loaded already."""
         self._encoder = other._encoder
 
-    def features(self, target: TargetModel, inputs: Tensor) -> list[Tensor]:
-        """Encoder features of target inputs (B, C, H, W)."""
-        if self.config.encoder == "target":
-            return target.features(inputs, self.config.stages)[0]
+    def look(self, target: TargetModel, inputs: Tensor) -> Look:
+        """Runs the target once on its inputs (B, C, H, W), and the encoder if that is another network."""
+        own, config = self.config.encoder == "target", self.config
+        if config.evidence == "backward":
+            trace = traced(target, inputs, config.stages if own else (), config.evidence_stages)
+            features = [trace.features[stage].detach() for stage in config.stages] if own else []
+            outputs = trace.outputs.detach()
+        else:
+            trace = None
+            features, outputs = target.features(inputs, config.stages) if own else ([], target.outputs(inputs))
+        return Look(inputs, features or self._encoded(target, inputs), outputs, trace)
+
+    def _encoded(self, target: TargetModel, inputs: Tensor) -> list[Tensor]:
+        """Features of an encoder that is not the target."""
         if self._encoder is None:
             self._encoder = _load_encoder(self.config.encoder, target)
         # The same pixels in the encoder's own scale, and at the size it was built for.
@@ -154,48 +200,34 @@ class Explainer(nn.Module):
             pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True).clamp(0, 1)
         return self._encoder.features(self._encoder.to_inputs(pixels), self.config.stages)[0]
 
-    def features_and_outputs(self, target: TargetModel, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Encoder features, and the target's outputs (B, K): of the same pass, if the target is the encoder."""
-        if self.config.encoder == "target":
-            return target.features(inputs, self.config.stages)
-        return self.features(target, inputs), target.outputs(inputs)
+    def read(self, target: TargetModel, look: Look, classes: Tensor) -> Given:
+        """What the decoder takes, for the classes (B,) of the images of a look."""
+        vectors = target.class_vectors.float()[classes] if self.embedding is None else self.embedding(classes)
+        features = [f.float() for f in look.features]
+        evidence: list[Tensor] = []
+        if look.trace is not None:
+            score = LOG_ODDS if self.config.rivals else LOGIT
+            evidence, start = class_evidence(target, look.trace, classes, self.config.evidence_stages, score)
+        elif self.config.evidence == "forward":
+            weights = target.class_vectors.float()
+            towards = against_rivals(weights, classes, look.outputs) if self.config.rivals else weights[classes]
+            start = forward_evidence(features[-1], unit_scaled(towards))
+        else:
+            start = torch.zeros_like(features[-1][:, 0])
+        return Given(features, vectors, evidence, start, look.inputs.float())
 
-    def class_vectors(self, target: TargetModel, classes: Tensor, outputs: Tensor | None = None) -> Tensor:
-        """Vectors (B, D) that stand for the classes (B,), or (B, 2, D): see `Decoder.forward`.
-
-        Rivals are told from the target's outputs (B, K).
-        """
-        if self.embedding is not None:
-            vectors: Tensor = self.embedding(classes)
-            return vectors
-        weights = target.class_vectors.float()
-        if not self.config.rivals:
-            return weights[classes]
-        assert outputs is not None
-        return torch.stack([weights[classes], against_rivals(weights, classes, outputs)], dim=1)
-
-    def read(
-        self, target: TargetModel, inputs: Tensor, classes: Tensor, rows: Tensor | slice = slice(None)
-    ) -> tuple[list[Tensor], Tensor]:
-        """What the decoder takes: features and class vectors. Image `rows[i]` is explained for class i of (B,)."""
-        if not self.config.rivals:
-            return [f[rows] for f in self.features(target, inputs)], self.class_vectors(target, classes)
-        features, outputs = self.features_and_outputs(target, inputs)
-        return [f[rows] for f in features], self.class_vectors(target, classes, outputs[rows])
-
-    def forward(self, features: Sequence[Tensor], class_vectors: Tensor, size: tuple[int, int]) -> Tensor:
+    def forward(self, given: Given, size: tuple[int, int]) -> Tensor:
         """Maps (B, H, W)."""
-        maps: Tensor = self.decoder([f.float() for f in features], class_vectors, size)
+        maps: Tensor = self.decoder(given, size)
         return maps
 
     def maps(self, target: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
-        """Maps (B, H, W) of target inputs in one pass (T = 0); an image that is there for several classes runs once."""
+        """Maps (B, H, W) of target inputs (T = 0); an image that is there for several classes runs forward once."""
         self.eval()
-        size = (inputs.shape[-2], inputs.shape[-1])
-        first, where = distinct_rows(inputs)
-        with torch.no_grad():
-            features, vectors = self.read(target, inputs[first], classes, where)
-            return self.forward(features, vectors, size)
+        inputs = inputs.to(target.device)
+        with torch.no_grad(), target.sharing():
+            given = self.read(target, self.look(target, inputs), classes)
+            return self.forward(given, (int(inputs.shape[-2]), int(inputs.shape[-1])))
 
     def check_target(self, target: TargetModel) -> None:
         """Refuses a model of another kind, and warns of other weights: that is the out-of-distribution case."""
@@ -254,6 +286,12 @@ class Explainer(nn.Module):
             return str(api.upload_folder(repo_id=repository, folder_path=folder))
 
 
+def forward_evidence(features: Tensor, class_vectors: Tensor) -> Tensor:
+    """Standardised evidence (B, h, w) for the class at each place: the product of features and class weights."""
+    values = torch.einsum("bchw,bc->bhw", features, class_vectors.to(features))
+    return standardised_maps(values[:, None])[:, 0]
+
+
 def against_rivals(weights: Tensor, classes: Tensor, outputs: Tensor) -> Tensor:
     """`w_c - sum over j != c of p_j w_j / (1 - p_c)` (B, D): the direction in which the class's log-odds rise.
 
@@ -303,8 +341,12 @@ def _read_config(found: dict[str, Any]) -> ExplainerConfig:
     known = {f.name for f in fields(ExplainerConfig)}
     if unknown := found.keys() - known:
         raise ValueError(f"unknown entries in {CONFIG}: {', '.join(sorted(unknown))}")
-    decoder = DecoderConfig(**{**found["decoder"], "channels": tuple(found["decoder"]["channels"])})
-    return ExplainerConfig(**{**found, "decoder": decoder, "stages": tuple(found["stages"])})
+    if "evidence" not in found:
+        raise ValueError("it was trained by an older version, whose maps were coarse; train it anew")
+    sizes = found["decoder"]
+    decoder = DecoderConfig(**{**sizes, **{name: tuple(sizes[name]) for name in ("channels", "evidence")}})
+    stages = {name: tuple(found[name]) for name in ("stages", "evidence_stages")}
+    return ExplainerConfig(**{**found, **stages, "decoder": decoder})
 
 
 def _download(repository: str) -> Path:

@@ -28,8 +28,8 @@ class Portable(nn.Module):
     def forward(self, pixels: Tensor, classes: Tensor) -> Tensor:
         """(B, 3, H, W) and (B,) -> (B, H, W)."""
         inputs = self._target.to_inputs(pixels)
-        features, vectors = self.explainer.read(self._target, inputs, classes)
-        maps: Tensor = self.explainer(features, vectors, (int(inputs.shape[-2]), int(inputs.shape[-1])))
+        given = self.explainer.read(self._target, self.explainer.look(self._target, inputs), classes)
+        maps: Tensor = self.explainer(given, (int(inputs.shape[-2]), int(inputs.shape[-1])))
         return maps
 
 
@@ -45,6 +45,11 @@ def export_onnx(explainer: Explainer, target: TargetModel, file: str | Path) -> 
         raise MissingExtra("writing ONNX", "export") from None
     if target.device.type != "cpu":
         raise ModelError("export from the CPU: load the model with device='cpu'")
+    if explainer.config.evidence == "backward":
+        raise ModelError(
+            "this explainer reads gradients of the model, which ONNX graphs do not hold; train one with "
+            "evidence=forward to export it"
+        )
     explainer.check_target(target)
     file, preprocessing = Path(file), target.stated_preprocessing()
     shape = (2, len(preprocessing.mean), *preprocessing.size)

@@ -22,6 +22,8 @@ from aha.learned.regions import Regions
 from aha.models import TargetModel
 from aha.perturb.perturbation import blend
 
+_LEAST = 1e-4  # probability below which nothing is told apart
+
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
@@ -30,6 +32,8 @@ class ObjectiveConfig:
     Attributes:
         deletion: weight of the Deletion area (lambda_del).
         insertion: weight of the Insertion area (lambda_ins).
+        log: weight of the scores' logarithm beside the scores themselves, where these are probabilities: near zero,
+            where the probability is flat, it still tells better from worse.
         peaks: weight of the isolated-peak regulariser (lambda_reg).
         peak_kernel: side of its averaging filter.
         iterations: of Sinkhorn.
@@ -40,10 +44,11 @@ class ObjectiveConfig:
 
     deletion: float = 1.0
     insertion: float = 1.0
-    peaks: float = 2.5e-3
+    log: float = 0.05
+    peaks: float = 0.0
     peak_kernel: int = 7
-    iterations: int = 30
-    noise: float = 1.0
+    iterations: int = 20
+    noise: float = 0.5
     literal_noise: bool = False
     binned: bool = True
 
@@ -69,7 +74,7 @@ def soft_masks(
 
 def objective(
     model: TargetModel,
-    inputs: Tensor,
+    pixels: Tensor,
     classes: Tensor,
     references: Tensor,
     maps: Tensor,
@@ -81,19 +86,22 @@ def objective(
 
     Args:
         model: the frozen target.
-        inputs: images as model inputs (B, C, H, W).
+        pixels: images (B, C, H, W) in [0, 1].
         classes: explained classes (B,).
-        references: I0 in pixels (B, C, H, W).
+        references: I0 in pixels (B, C, H, W), or (R, B, C, H, W) that take turns along the steps.
         maps: A (B, H, W), for the regulariser.
         masks: soft top-k masks (B, S, K).
         regions: the cells behind the masks.
         config: weights.
     """
-    scores = perturbed_scores(model, model.to_pixels(inputs), references, classes, masks, regions)  # (B, 2, S)
+    scores = perturbed_scores(model, pixels, references, classes, masks, regions)  # (B, 2, S)
     deletion, insertion = scores.mean(dim=-1).unbind(dim=1)  # (B,) each
+    loss = config.deletion * deletion - config.insertion * insertion
+    if config.log and model.score.is_probability:
+        low, high = scores.clamp(min=_LEAST).log().mean(dim=-1).unbind(dim=1)
+        loss = loss + config.log * (config.deletion * low - config.insertion * high)
     peaks = isolated_peaks(maps, config.peak_kernel)
-    loss = config.deletion * deletion - config.insertion * insertion + config.peaks * peaks
-    return {"loss": loss, "deletion": deletion, "insertion": insertion, "peaks": peaks}
+    return {"loss": loss + config.peaks * peaks, "deletion": deletion, "insertion": insertion, "peaks": peaks}
 
 
 def perturbed_scores(
@@ -135,7 +143,9 @@ class _MaskedScores(torch.autograd.Function):
             with torch.set_grad_enabled(needs_gradient):
                 keep = rows[part].detach().requires_grad_(needs_gradient)
                 shown = blend(pixels[mine], references[turns[part], mine], regions.spread(keep))
-                scores = model.score(model.outputs(model.to_inputs(shown)), classes[mine])
+                # Channels last: convolutions take a quarter less time on a CPU in half precision.
+                shown = model.to_inputs(shown).contiguous(memory_format=torch.channels_last)
+                scores = model.score(model.outputs(shown), classes[mine])
                 slopes = torch.autograd.grad(scores.sum(), keep)[0] if needs_gradient else torch.empty(0)
             return scores.detach(), slopes
 

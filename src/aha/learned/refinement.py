@@ -15,10 +15,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map
 
 from aha.core.progress import in_parts
+from aha.learned.decoder import Given
 from aha.learned.explainer import Explainer
-from aha.learned.loss import ObjectiveConfig, isolated_peaks, perturbed_scores, soft_masks
+from aha.learned.loss import ObjectiveConfig, objective, soft_masks
 from aha.learned.regions import grid_regions, stratified_counts
 from aha.models import TargetModel
 from aha.perturb.references import Black, Blur, Mean, Reference
@@ -147,8 +149,7 @@ class Refining:
         judge: the model that is asked about perturbed images.
         pixels: images (B, C, H, W) in [0, 1].
         references: (R, B, C, H, W), one per kind.
-        features: the encoder's, shallow to deep.
-        vectors: class vectors (B, D).
+        given: what the maps are drawn from.
         copies: the decoder's parameters, each stacked along a first axis (B, ...).
     """
 
@@ -158,8 +159,7 @@ class Refining:
     pixels: Tensor
     classes: Tensor
     references: Tensor
-    features: list[Tensor]
-    vectors: Tensor
+    given: Given
     copies: dict[str, Tensor]
 
     def __post_init__(self) -> None:
@@ -181,7 +181,7 @@ class Refining:
         """Every image with the explainer's own weights."""
         with torch.inference_mode(False), torch.no_grad():
             pixels = target.to_pixels(inputs.clone())
-            features, vectors = explainer.read(target, inputs, classes)
+            given = explainer.read(target, explainer.look(target, inputs), classes)
             return cls(
                 explainer,
                 judge or target,
@@ -189,8 +189,7 @@ class Refining:
                 pixels,
                 classes,
                 torch.stack([reference(target, pixels, classes) for reference in config.references]),
-                [f.float().clone() for f in features],
-                vectors.detach().clone(),
+                tree_map(lambda tensor: tensor.detach().clone(), given),
                 {
                     name: value.detach().expand(len(inputs), *value.shape).clone().requires_grad_()
                     for name, value in explainer.decoder.named_parameters()
@@ -203,13 +202,13 @@ class Refining:
             size = (self.pixels.shape[-2], self.pixels.shape[-1])
             decoder = self.explainer.decoder
 
-            def draw(parameters: dict[str, Tensor], vector: Tensor, *levels: Tensor) -> Tensor:
-                batch = [level[None] for level in levels]
-                maps: Tensor = functional_call(decoder, parameters, (batch, vector[None], size))
+            def draw(parameters: dict[str, Tensor], given: Given) -> Tensor:
+                batch = tree_map(lambda tensor: tensor[None], given)
+                maps: Tensor = functional_call(decoder, parameters, (batch, size))
                 return maps[0]
 
             with torch.inference_mode(False), torch.enable_grad():
-                self._drawn = vmap(draw)(self.copies, self.vectors, *self.features)
+                self._drawn = vmap(draw)(self.copies, self.given)
         return self._drawn.detach()
 
     def losses(self) -> Tensor:
@@ -239,8 +238,7 @@ class Refining:
             pixels=self.pixels[rows],
             classes=self.classes[rows],
             references=self.references[:, rows],
-            features=[f[rows] for f in self.features],
-            vectors=self.vectors[rows],
+            given=tree_map(lambda tensor: tensor[rows], self.given),
             copies={name: value.detach()[rows].clone().requires_grad_() for name, value in self.copies.items()},
         )
         for former, copy in zip(self.copies.values(), part.copies.values(), strict=True):
@@ -253,11 +251,9 @@ class Refining:
         regions = grid_regions((maps.shape[-2], maps.shape[-1]), config.grid, (0.0, 0.0), maps)
         counts = stratified_counts(regions.count, config.steps)
         masks = soft_masks(maps, regions, counts, self.explainer.config.temperature, config.objective)  # (B, S, K)
-        scores = perturbed_scores(self.judge, self.pixels, self.references, self.classes, masks, regions)  # (B, 2, S)
-        deletion, insertion = scores.mean(dim=-1).unbind(dim=1)
-        weights = config.objective
-        peaks = isolated_peaks(maps, weights.peak_kernel)
-        return weights.deletion * deletion - weights.insertion * insertion + weights.peaks * peaks
+        return objective(
+            self.judge, self.pixels, self.classes, self.references, maps, masks, regions, config.objective
+        )["loss"]
 
 
 def _clip_each(copies: dict[str, Tensor], limit: float) -> None:

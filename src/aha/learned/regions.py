@@ -8,12 +8,13 @@ Shapes: maps (B, H, W); cell values (B, K); cell masks (..., K); pixel masks (..
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-GRID_SIZES = (7, 28)  # smallest and largest G: cells of 32 to 8 pixels at 224
+GRID_SIZES = (7, 56)  # smallest and largest G: cells of 32 to 4 pixels at 224
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,9 @@ def grid_regions(size: tuple[int, int], cells: int, offset: tuple[float, float],
 def random_regions(
     size: tuple[int, int], generator: torch.Generator, like: Tensor, sizes: tuple[int, int] = GRID_SIZES
 ) -> Regions:
-    """A grid with G drawn uniformly from `sizes` and a random offset."""
-    cells = int(torch.randint(sizes[0], sizes[1] + 1, (), generator=generator))
+    """A grid with G drawn log-uniformly from `sizes`, every scale as often as any other, and a random offset."""
+    first, last = math.log(sizes[0]), math.log(sizes[1] + 1)
+    cells = int(math.exp(first + (last - first) * float(torch.rand((), generator=generator))))
     dy, dx = torch.rand(2, generator=generator).tolist()
     return grid_regions(size, cells, (dy, dx), like)
 

@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from aha.errors import SpecError
 from aha.learned.loss import ObjectiveConfig
@@ -17,6 +17,7 @@ from aha.learned.regions import GRID_SIZES
 from aha.perturb.references import Black, Blur, Mean, Reference, load_reference
 
 Conditioning = Literal["auto", "head", "embedding"]
+Evidence = Literal["backward", "forward", "none"]
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,21 @@ class Design:
         stages: encoder stages that are read, shallow to deep; four of them by default.
         conditioning: "head", the target's classifier weights; "embedding", a learned table; "auto" takes the table
             where training has enough images of each class, or where the target has no linear classifier.
+        evidence: "backward", class evidence at every level of the target, by one backward pass; "forward", of the
+            deepest features by the classifier's weights, as the paper's one pass allows; or "none".
         rivals: class evidence is that against the class's rivals, where classes share out a softmax.
         width: channels of the decoder.
-        stride: pixels per value of the map before it is upsampled: the finest detail that can be drawn.
+        stride: pixels per value of the decoder's finest level; the map follows the picture's outlines below that.
         class_dim: of a learned class vector.
     """
 
     encoder: str = "target"
     stages: tuple[int, ...] | None = None
     conditioning: Conditioning = "auto"
+    evidence: Evidence = "backward"
     rivals: bool = False
-    width: int = 64
-    stride: int = 16
+    width: int = 32
+    stride: int = 4
     class_dim: int = 256
 
 
@@ -70,6 +74,7 @@ class TrainConfig:
         grids: smallest and largest number of cells along the shorter side.
         classes: chances of explaining the predicted class, the label, and the runner-up.
         flip: mirror half of the images.
+        crop: smallest share of a picture's area that is cut out for training; 1 takes the whole.
         references: one is drawn per image.
         objective: weights of the loss.
         ema: decay of an average of the weights over the steps, which is then what is kept; 0 switches it off.
@@ -93,6 +98,7 @@ class TrainConfig:
     grids: tuple[int, int] = GRID_SIZES
     classes: tuple[float, float, float] = (0.6, 0.2, 0.2)
     flip: bool = True
+    crop: float = 1.0
     references: tuple[Reference, ...] = (Black(), Mean(), Blur())
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     ema: float = 0.0
@@ -120,7 +126,7 @@ class Settings:
 PRESETS = {
     # One epoch of ImageNet-1k with the paper's encoder, conditioning and decoder width.
     "paper": Settings(
-        Design(encoder="dinov3-l", conditioning="embedding", width=256, stride=4, class_dim=1024),
+        Design(encoder="dinov3-l", conditioning="embedding", evidence="none", width=256, class_dim=1024),
         TrainConfig(
             steps=40_036,
             batch_size=32,
@@ -182,6 +188,9 @@ def _changed(settings: Settings, name: str, value: Any) -> Settings:
     raise SpecError(f"no setting {name!r}; there are {', '.join(known)}")
 
 
+_CHOICES = {"conditioning": get_args(Conditioning), "evidence": get_args(Evidence)}
+
+
 def _names(kind: type) -> set[str]:
     return {f.name for f in fields(kind)}
 
@@ -196,8 +205,9 @@ def _checked(kind: type, name: str, value: Any) -> Any:
             raise SpecError(f"{name}={value!r} is not a {wanted.__name__}")
         if wanted in (int, float) and value < 0:
             raise SpecError(f"{name}={value!r} cannot be negative")
-    elif name == "conditioning" and value not in ("auto", "head", "embedding"):
-        raise SpecError(f"conditioning={value!r} is none of auto, head, embedding")
+    elif name in _CHOICES:
+        if value not in _CHOICES[name]:
+            raise SpecError(f"{name}={value!r} is none of {', '.join(_CHOICES[name])}")
     elif name in ("grids", "classes", "stages") and value is not None:
         length = {"grids": 2, "classes": 3}.get(name)
         numbers = tuple(value) if isinstance(value, list | tuple) else ()

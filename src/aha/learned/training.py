@@ -132,7 +132,7 @@ class _Run:
         if resume:
             self._restore()
         book = Logbook(self.out, self.step) if self.engine.is_first else None
-        images = StepImages(samples, self.target.stated_preprocessing(), self.config.seed)
+        images = StepImages(samples, self.target.stated_preprocessing(), self.config.seed, self.config.crop)
         steps = range(self.step, self.config.steps)
         batches = step_batches(images, steps, self.config.batch_size, self.engine.share, self.config.workers)
         self.explainer.train()
@@ -277,15 +277,15 @@ def training_step(
     choices = Choices.drawn(config, batch.places)
     inputs = torch.where(choices.flips[:, None, None, None], batch.inputs.flip(-1), batch.inputs).to(target.device)
     size = (inputs.shape[-2], inputs.shape[-1])
-    features, outputs = explainer.features_and_outputs(target, inputs)
-    classes = explained_classes(outputs, batch.labels, choices.kinds)
-    maps = explainer(features, explainer.class_vectors(target, classes, outputs), size)  # (b, H, W)
+    look = explainer.look(target, inputs)
+    classes = explained_classes(look.outputs, batch.labels, choices.kinds)
+    maps = explainer(explainer.read(target, look, classes), size)  # (b, H, W)
     shared = generator_for(config.seed, STEP, step)  # one grid and one set of steps for the whole batch
     regions = random_regions(size, shared, maps, config.grids)
     counts = stratified_counts(regions.count, config.perturbations, shared)
     masks = soft_masks(maps, regions, counts, temperature(config, step), config.objective, choices.generators)
     blanks = _references(target, inputs, classes, config.references, choices.references)
-    return objective(target, inputs, classes, blanks, maps, masks, regions, config.objective)
+    return objective(target, target.to_pixels(inputs), classes, blanks, maps, masks, regions, config.objective)
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -378,7 +378,7 @@ def _point_evidence(
     explainer: Explainer, target: TargetModel, samples: Sequence[Sample], config: TrainConfig, engine: Engine
 ) -> None:
     """Turns the class evidence round where it points away from what matters, as patch tokens of CLIP's ViTs do."""
-    if explainer.decoder.config.starts_from_evidence and explainer.config.conditioning == "head":
+    if explainer.config.evidence == "forward":
         scores = validation_scores(explainer, target, samples, config, engine)
         with torch.no_grad():
             explainer.decoder.evidence_gain.fill_(1.0 if scores["ins_del"] >= 0 else -1.0)

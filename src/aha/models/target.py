@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -149,11 +149,17 @@ class TargetModel(PartedModel):
         middles: bool = False,
         inputs: bool = False,
         score: Score | None = None,
+        in_full_precision: bool = True,
     ) -> Trace:
-        """One forward pass of `images` with the requested tensors captured, ready for `Trace.gradients`."""
+        """One forward pass of `images` with the requested tensors captured, ready for `Trace.gradients`.
+
+        Gradients need more digits than answers do: unless told otherwise, the pass takes those of the weights.
+        """
         is_sharing = self._known_outputs is not None and len(images) > 1
         first, where = distinct_rows(images) if is_sharing else (None, None)
-        trace = self._trace(images if first is None else images[first], features, tokens, attention, inputs, middles)
+        shown = images if first is None else images[first]
+        with nullcontext() if in_full_precision else self._autocast():
+            trace = self._trace(shown, features, tokens, attention, inputs, middles)
         trace.score = score or self.score.differentiated()
         if tokens or attention:
             trace.readout = self.readout(images.shape[1:])

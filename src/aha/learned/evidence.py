@@ -1,0 +1,117 @@
+"""Class evidence: what one backward pass of the class says at every level of the target.
+
+A classifier's weights speak about its deepest features only. The gradient of the class's output speaks about every
+stage: features times gradient is what each place contributes to the class, to first order. These maps are the backward
+half of the *hybrid* attribution; the decoder learns how to read them together with the forward features.
+
+Shapes: features and their gradients (B, C, h, w); tokens (B, T, D); attention (B, heads, T, T); evidence (B, E, h, w).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from aha.models import TargetModel
+from aha.models.scores import SCORES, Score, logit
+from aha.models.tracing import Trace
+
+CHANNELS = 3  # maps of evidence per stage, and per transformer block
+
+
+LOGIT = SCORES["logit"]
+
+
+def _log_odds(outputs: Tensor, classes: Tensor) -> Tensor:
+    """The class's logit against the log of all others' sum (B,): what its probability follows."""
+    others = outputs.scatter(1, classes[:, None], -torch.inf)
+    return logit(outputs, classes) - others.logsumexp(dim=1)
+
+
+LOG_ODDS = Score("log_odds", _log_odds)
+
+
+def is_token_model(target: TargetModel) -> bool:
+    """Does the evidence come from attention and tokens? Else it comes from the features of stages."""
+    return {"attention", "tokens"} <= target.capabilities
+
+
+def evidence_channels(target: TargetModel, levels: int) -> tuple[int, ...]:
+    """How many maps of evidence each level of the decoder gets."""
+    if not is_token_model(target):
+        return (CHANNELS,) * levels
+    return tuple(CHANNELS * len(blocks) for blocks in blocks_of_levels(len(target.structure().blocks), levels))
+
+
+def blocks_of_levels(blocks: int, levels: int) -> list[range]:
+    """Transformer blocks shared out evenly among the levels, shallow to deep."""
+    edges = [round(index * blocks / levels) for index in range(levels + 1)]
+    return [range(first, last) for first, last in pairwise(edges)]
+
+
+def traced(target: TargetModel, inputs: Tensor, features: Sequence[int], evidence: Sequence[int]) -> Trace:
+    """One forward pass that keeps the given feature stages, and what the evidence is made of."""
+    if is_token_model(target):
+        return target.trace(inputs, features=features, tokens=True, attention=True, in_full_precision=False)
+    stages = sorted({*features, *evidence})
+    return target.trace(inputs, features=stages, in_full_precision=False)
+
+
+def class_evidence(
+    target: TargetModel, trace: Trace, classes: Tensor, stages: Sequence[int], score: Score
+) -> tuple[list[Tensor], Tensor]:
+    """Evidence (B, E, h, w) for every level, and the map (B, h, w) from which learning starts; one backward pass."""
+    trace.score = score
+    if is_token_model(target):
+        return _of_tokens(trace, classes, len(stages))
+    features = [trace.features[stage] for stage in stages]
+    gradients = trace.gradients(classes, *features)
+    levels = [stage_evidence(f.float(), g.float()) for f, g in zip(features, gradients, strict=True)]
+    return levels, levels[-1][:, 0]
+
+
+def stage_evidence(features: Tensor, gradients: Tensor) -> Tensor:
+    """Standardised (B, 3, h, w): the sum over channels of F * G, of its positive part, and the root of its size."""
+    product = features.detach() * gradients
+    return standardised_maps(
+        torch.stack([product.sum(dim=1), product.relu().sum(dim=1), product.abs().sum(dim=1).sqrt()], dim=1)
+    )
+
+
+def _of_tokens(trace: Trace, classes: Tensor, levels: int) -> tuple[list[Tensor], Tensor]:
+    tokens, count = trace.tokens[:-1], len(trace.attention)  # a block's input: its last output may reach no class
+    found = trace.gradients(classes, *trace.attention, *tokens)
+    blocks = [
+        torch.stack([trace.to_grid(row) for row in block_evidence(trace, matrix, slope, x, pull)], dim=1)
+        for matrix, slope, x, pull in zip(trace.attention, found[:count], tokens, found[count:], strict=True)
+    ]  # each (B, 3, h, w)
+    start = torch.stack([block[:, 1] for block in blocks]).mean(dim=0)
+    unit = [standardised_maps(block) for block in blocks]
+    return [torch.cat([unit[i] for i in part], dim=1) for part in blocks_of_levels(count, levels)], standardised_maps(
+        start[:, None]
+    )[:, 0]
+
+
+def block_evidence(trace: Trace, attention: Tensor, slopes: Tensor, tokens: Tensor, pull: Tensor) -> list[Tensor]:
+    """Three values (B, T) for each token of a block.
+
+    What attending to it would add for the class (the positive gradient, mean over heads and queries); what the
+    classifier's own row attends to, times that; and the token times its gradient.
+    """
+    attention, slopes = attention.detach().float(), slopes.float()
+    return [
+        slopes.relu().mean(dim=(1, 2)),
+        trace.read((attention * slopes).relu().mean(dim=1)),
+        (tokens.detach().float() * pull.float()).sum(dim=-1),
+    ]
+
+
+def standardised_maps(maps: Tensor) -> Tensor:
+    """Each map of (B, E, h, w) with mean 0 and deviation 1; a flat one becomes 0."""
+    centred = maps - maps.mean(dim=(2, 3), keepdim=True)
+    size = centred.abs().amax(dim=(2, 3), keepdim=True).clamp(min=1e-30)  # first: squares of tiny numbers vanish
+    centred = centred / size
+    return centred / centred.square().mean(dim=(2, 3), keepdim=True).clamp(min=1e-12).sqrt()
