@@ -159,14 +159,14 @@ def test_an_embedding_stands_in_where_there_is_no_linear_classifier(
 def test_another_encoder_sees_the_same_pixels(images: Tensor) -> None:
     """A foreign encoder at its own size and scale; the target runs for nothing."""
     target = load_model(randomised(TinyCNN()), input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3)
-    explainer = Explainer.for_target(target, Design(encoder="target", stride=8, width=16))
+    explainer = Explainer.for_target(target, Design(encoder="target", evidence="none", stride=8, width=16))
     encoder = load_model(tiny_vit(img_size=48), input_size=48, mean=[0.2] * 3, std=[0.3] * 3)
     stages = default_stages(encoder)
     decoder = replace(explainer.config.decoder, channels=(32,) * len(stages))
     foreign = Explainer(replace(explainer.config, encoder="elsewhere", stages=stages, decoder=decoder))
     foreign._encoder = encoder
     target.passes.clear()
-    features = foreign.features(target, images[:1])
+    features = foreign.look(target, images[:1]).features
     assert target.passes["forward"] == 0 and features[0].shape[-2:] == (6, 6)
     pixels = torch.nn.functional.interpolate(
         target.to_pixels(images[:1]), (48, 48), mode="bilinear", antialias=True

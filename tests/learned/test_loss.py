@@ -39,7 +39,13 @@ def test_pooling_and_spreading_are_adjoint(size, cells, offset) -> None:
 def test_random_grids_stay_in_their_range() -> None:
     like = torch.zeros(1)
     counts = {random_regions((224, 224), torch.Generator().manual_seed(s), like).count for s in range(60)}
-    assert min(counts) >= 7 * 7 and max(counts) <= 29 * 29 and len(counts) > 15
+    assert min(counts) >= 7 * 7 and max(counts) <= 57 * 57 and len(counts) > 15
+    assert 20 < sum(count < 20 * 20 for count in counts_of_many()) < 40  # as many below the geometric middle as above
+
+
+def counts_of_many() -> list[int]:
+    like = torch.zeros(1)
+    return [random_regions((224, 224), torch.Generator().manual_seed(s), like).count for s in range(60)]
 
 
 def test_cold_objective_is_the_hard_metrics_curve(model: TargetModel) -> None:
@@ -87,7 +93,7 @@ def test_objective_parts_and_weights(model: TargetModel) -> None:
     inputs, classes = torch.rand(2, 3, 32, 32), torch.tensor([0, 1])
     maps = torch.rand(2, 32, 32, requires_grad=True)
     regions = grid_regions((32, 32), 4, (0.0, 0.0), maps)
-    config = ObjectiveConfig(deletion=2.0, insertion=3.0, peaks=0.5, noise=0.0)
+    config = ObjectiveConfig(deletion=2.0, insertion=3.0, log=0.0, peaks=0.5, noise=0.0)
     masks = soft_masks(maps, regions, stratified_counts(16, 4), 0.05, config)
     parts = objective(model, inputs, classes, torch.zeros_like(inputs), maps, masks, regions, config)
     assert set(parts) == {"loss", "deletion", "insertion", "peaks"}
@@ -95,6 +101,19 @@ def test_objective_parts_and_weights(model: TargetModel) -> None:
     assert torch.allclose(parts["loss"], expected)
     parts["loss"].sum().backward()
     assert bool((maps.grad.abs().amax(dim=(1, 2)) > 0).all())
+
+
+def test_the_logarithm_is_added_to_scores_that_are_probabilities(model: TargetModel) -> None:
+    pixels, classes, maps = torch.rand(2, 3, 32, 32), torch.tensor([0, 1]), torch.rand(2, 32, 32)
+    regions = grid_regions((32, 32), 4, (0.0, 0.0), maps)
+    masks = soft_masks(maps, regions, stratified_counts(16, 4), 0.05, CALM)
+    plain, with_log = (
+        objective(model, pixels, classes, torch.zeros_like(pixels), maps, masks, regions, ObjectiveConfig(log=log))
+        for log in (0.0, 0.1)
+    )
+    scores = perturbed_scores(model, pixels, torch.zeros_like(pixels), classes, masks, regions)  # (B, 2, S)
+    deletion, insertion = scores.log().mean(dim=-1).unbind(dim=1)
+    torch.testing.assert_close(with_log["loss"] - plain["loss"], 0.1 * (deletion - insertion))
 
 
 def test_peaks_are_measured_on_the_standardised_map() -> None:

@@ -21,8 +21,9 @@ def explainer(target: TargetModel) -> Explainer:
     explainer = Explainer.for_target(target, Design(stride=4, width=16), seed=1)
     with torch.no_grad():
         # A poor start, so that there is something to refine.
-        last = explainer.decoder.head[-1].weight
-        last.copy_(0.1 * torch.randn(last.shape, generator=torch.Generator().manual_seed(2)))
+        generator = torch.Generator().manual_seed(2)
+        for head in explainer.decoder.heads:
+            head.draw.weight.copy_(0.1 * torch.randn(head.draw.weight.shape, generator=generator))
         explainer.decoder.evidence_gain.fill_(0.2)
     return explainer.eval()
 
@@ -73,8 +74,8 @@ def test_no_steps_give_the_map_of_one_pass(
 def test_steps_cost_what_they_say(explainer: Explainer, target: TargetModel, case: tuple[Tensor, Tensor]) -> None:
     target.passes.clear()
     refine(explainer, target, *case, 3, CONFIG)
-    assert target.passes["forward"] == 5 * (1 + 3 * CONFIG.cost)  # features once, then perturbed images
-    assert target.passes["backward"] == 5 * 3 * CONFIG.cost
+    assert target.passes["forward"] == 5 * (1 + 3 * CONFIG.cost)  # features and evidence once, then perturbed images
+    assert target.passes["backward"] == 5 * (1 + 3 * CONFIG.cost)
 
 
 def test_another_model_pulls_the_maps_towards_itself(explainer: Explainer, target: TargetModel) -> None:

@@ -26,7 +26,7 @@ def mean_response(deletion: Tensor, insertion: Tensor) -> list[float]:
     """
     from scipy.optimize import isotonic_regression
 
-    rising = torch.cat([_unit(1 - _unit(deletion.flip(-1)).flip(-1)), _unit(insertion)]).double()
+    rising = torch.cat([_unit(-deletion), _unit(insertion)]).double().cpu()
     steps = rising.mean(dim=0).diff()  # (S,)
     falling = torch.from_numpy(isotonic_regression(steps.numpy(), increasing=False).x.copy()).clamp(min=0)
     shares = (1 - _FLOOR) * falling / falling.sum() + _FLOOR * _ramp(len(steps))
@@ -55,7 +55,7 @@ def calibrated(maps: Tensor, response: Sequence[float]) -> Tensor:
     """
     heights = len(response) * torch.tensor(response, dtype=maps.dtype, device=maps.device).flip(0)  # rising, (J,)
     places = (torch.arange(len(response), dtype=maps.dtype, device=maps.device) + 0.5) / len(response)
-    knots = torch.quantile(maps[:, ::_SPARSE, ::_SPARSE].flatten(1).float(), places, dim=1).T.to(maps)  # (B, J)
+    knots = torch.quantile(maps[:, ::_SPARSE, ::_SPARSE].flatten(1), places, dim=1).T  # (B, J)
     gaps = knots.diff(dim=1)  # (B, J - 1)
     slopes = heights.diff() / gaps.clamp(min=1e-12)
     above = maps.flatten(1) - knots[:, :1]

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from aha import __version__
 from aha.core.disk import result_key, write_atomically, writing
 from aha.errors import AhaWarning, ModelError, SpecError, WeightsError
+from aha.learned.calibration import calibrated
 from aha.learned.decoder import Decoder, DecoderConfig, Given, unit_scaled
 from aha.learned.evidence import LOG_ODDS, LOGIT, class_evidence, evidence_channels, standardised_maps, traced
 from aha.learned.settings import ENCODERS, Design, Evidence
@@ -43,14 +44,20 @@ class Look:
 
     Attributes:
         features: of the encoder, shallow to deep.
-        outputs: of the target (B, K).
         trace: from which evidence is read by a backward pass, if it is.
+        answered: the target's outputs (B, K), where it has run.
     """
 
+    target: TargetModel
     inputs: Tensor
     features: list[Tensor]
-    outputs: Tensor
     trace: Trace | None = None
+    answered: Tensor | None = None
+
+    @property
+    def outputs(self) -> Tensor:
+        """The target's outputs (B, K); a target that is not the encoder runs for them now."""
+        return self.target.outputs(self.inputs) if self.answered is None else self.answered
 
 
 class ExplainerWarning(AhaWarning):
@@ -74,6 +81,8 @@ class ExplainerConfig:
         rivals: class evidence is that against the class's rivals: see `against_rivals`.
         preprocessing: how pictures become the target's inputs, for the record.
         temperature: the final one of training, used in refinement.
+        response: share of the model's response that each equal part of the pixels carries, most important first; empty
+            if it was not measured.
         training: settings of the run, for the record.
         scores: measured after training, for the record.
     """
@@ -90,6 +99,7 @@ class ExplainerConfig:
     rivals: bool = False
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     temperature: float = 0.01
+    response: tuple[float, ...] = ()
     training: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, Any] = field(default_factory=dict)
     version: str = __version__
@@ -121,6 +131,7 @@ class Explainer(nn.Module):
             config.evidence_stages,
             config.rivals,
             config.temperature,
+            config.response,
             config.decoder,
         )
         return result_key(state_digest(self.state_dict()), repr(used))
@@ -183,11 +194,11 @@ class Explainer(nn.Module):
         if config.evidence == "backward":
             trace = traced(target, inputs, config.stages if own else (), config.evidence_stages)
             features = [trace.features[stage].detach() for stage in config.stages] if own else []
-            outputs = trace.outputs.detach()
-        else:
-            trace = None
-            features, outputs = target.features(inputs, config.stages) if own else ([], target.outputs(inputs))
-        return Look(inputs, features or self._encoded(target, inputs), outputs, trace)
+            return Look(target, inputs, features or self._encoded(target, inputs), trace, trace.outputs.detach())
+        if own:
+            features, outputs = target.features(inputs, config.stages)
+            return Look(target, inputs, features, answered=outputs)
+        return Look(target, inputs, self._encoded(target, inputs))
 
     def _encoded(self, target: TargetModel, inputs: Tensor) -> list[Tensor]:
         """Features of an encoder that is not the target."""
@@ -228,6 +239,10 @@ class Explainer(nn.Module):
         with torch.no_grad(), target.sharing():
             given = self.read(target, self.look(target, inputs), classes)
             return self.forward(given, (int(inputs.shape[-2]), int(inputs.shape[-1])))
+
+    def calibrated(self, maps: Tensor) -> Tensor:
+        """Maps (B, H, W) in the same order whose mass follows the model's response; as they are if it is not known."""
+        return calibrated(maps, self.config.response) if self.config.response else maps
 
     def check_target(self, target: TargetModel) -> None:
         """Refuses a model of another kind, and warns of other weights: that is the out-of-distribution case."""
@@ -345,8 +360,8 @@ def _read_config(found: dict[str, Any]) -> ExplainerConfig:
         raise ValueError("it was trained by an older version, whose maps were coarse; train it anew")
     sizes = found["decoder"]
     decoder = DecoderConfig(**{**sizes, **{name: tuple(sizes[name]) for name in ("channels", "evidence")}})
-    stages = {name: tuple(found[name]) for name in ("stages", "evidence_stages")}
-    return ExplainerConfig(**{**found, **stages, "decoder": decoder})
+    lists = {name: tuple(found[name]) for name in ("stages", "evidence_stages", "response")}
+    return ExplainerConfig(**{**found, **lists, "decoder": decoder})
 
 
 def _download(repository: str) -> Path:

@@ -29,6 +29,7 @@ from aha.core.disk import check_writable, write_atomically, writing
 from aha.data.images import read_image
 from aha.data.samples import Sample, find_samples
 from aha.errors import CapabilityError, ImageError, ModelError, OutputError
+from aha.learned.calibration import mean_response
 from aha.learned.data import Batch, StepImages, step_batches
 from aha.learned.engine import Engine, parts_of
 from aha.learned.explainer import Explainer
@@ -37,7 +38,7 @@ from aha.learned.loss import objective, soft_masks
 from aha.learned.regions import random_regions, stratified_counts
 from aha.learned.seeds import HOLD_OUT, IMAGE, STEP, generator_for
 from aha.learned.settings import Design, Settings, TrainConfig
-from aha.learned.validation import hard_scores
+from aha.learned.validation import areas, hard_curves
 from aha.models import TargetModel
 from aha.perturb.references import Reference
 
@@ -195,9 +196,11 @@ class _Run:
     def _validate(self) -> Record:
         """Hard metrics on the held-out images; the best explainer is kept."""
         explainer = self._kept()
-        scores = validation_scores(explainer, self.target, self.held_out, self.config, self.engine)
+        curves = validation_curves(explainer, self.target, self.held_out, self.config, self.engine)
+        scores = _means(curves, self.target)
         if scores["ins_del"] > self.best:
             self.best = scores["ins_del"]
+            explainer.config = replace(explainer.config, response=tuple(mean_response(*curves.unbind(dim=1))))
             if self.engine.is_first:
                 self._described(explainer, scores).save_pretrained(self.out / BEST)
         return {f"validation_{name}": value for name, value in scores.items()}
@@ -315,16 +318,27 @@ def validation_scores(
     explainer: Explainer, target: TargetModel, samples: Sequence[Sample], config: TrainConfig, engine: Engine
 ) -> dict[str, float]:
     """Mean Deletion, Insertion and Ins-Del of the predicted classes by hard pixel masks (T = 0)."""
+    curves = validation_curves(explainer, target, samples, config, engine)
+    return _means(curves, target)
+
+
+def _means(curves: Tensor, target: TargetModel) -> dict[str, float]:
+    height, width = target.stated_preprocessing().size
+    return {name: float(values.mean()) for name, values in areas(curves, height * width).items()}
+
+
+def validation_curves(
+    explainer: Explainer, target: TargetModel, samples: Sequence[Sample], config: TrainConfig, engine: Engine
+) -> Tensor:
+    """Deletion and Insertion curves (N, 2, S + 1) of the predicted classes by hard pixel masks (T = 0)."""
     preprocessing = target.stated_preprocessing()
     rows = []
     for index in parts_of(len(samples), engine.share):
         inputs = preprocessing(read_image(samples[index].read()))[0][None].to(target.device)
         classes = target.outputs(inputs).argmax(dim=1)
         maps = explainer.maps(target, inputs, classes)
-        scores = hard_scores(target, inputs, classes, maps, config.references, config.validation_steps)
-        rows.append(torch.stack(list(scores.values()), dim=1))
-    found = engine.gather(torch.cat(rows) if rows else torch.empty(0, 3, device=target.device)).mean(dim=0)
-    return dict(zip(("deletion", "insertion", "ins_del"), found.tolist(), strict=True))
+        rows.append(hard_curves(target, inputs, classes, maps, config.references, config.validation_steps))
+    return engine.gather(torch.cat(rows) if rows else torch.empty(0, 2, config.validation_steps + 1))
 
 
 def _references(

@@ -24,14 +24,33 @@ def hard_scores(
     steps: int,
 ) -> dict[str, Tensor]:
     """Deletion, Insertion and their difference (B,), averaged over the references, for maps (B, H, W)."""
-    pixels = model.to_pixels(inputs)
-    blanks = [reference(model, pixels, classes) for reference in references]
-    rows = [_image_scores(model, pixels, classes, maps, blanks, index, steps) for index in range(len(inputs))]
-    deletion, insertion = torch.stack(rows).unbind(dim=1)
+    curves = hard_curves(model, inputs, classes, maps, references, steps)
+    return areas(curves, maps[0].numel())
+
+
+def areas(curves: Tensor, num_pixels: int) -> dict[str, Tensor]:
+    """Deletion, Insertion and their difference (B,) from curves (B, 2, S + 1)."""
+    counts = torch.tensor(step_counts(num_pixels, curves.shape[-1] - 1)).to(curves)
+    deletion, insertion = area(counts / num_pixels, curves).unbind(dim=1)
     return {"deletion": deletion, "insertion": insertion, "ins_del": insertion - deletion}
 
 
-def _image_scores(
+def hard_curves(
+    model: TargetModel,
+    inputs: Tensor,
+    classes: Tensor,
+    maps: Tensor,
+    references: Sequence[Reference],
+    steps: int,
+) -> Tensor:
+    """Deletion and Insertion curves (B, 2, S + 1) over equal shares of the pixels, averaged over the references."""
+    pixels = model.to_pixels(inputs)
+    blanks = [reference(model, pixels, classes) for reference in references]
+    rows = [_image_curves(model, pixels, classes, maps, blanks, index, steps) for index in range(len(inputs))]
+    return torch.stack(rows)
+
+
+def _image_curves(
     model: TargetModel,
     pixels: Tensor,
     classes: Tensor,
@@ -40,7 +59,7 @@ def _image_scores(
     index: int,
     steps: int,
 ) -> Tensor:
-    """Deletion and Insertion (2,) of one image, averaged over the references."""
+    """Deletion and Insertion curves (2, S + 1) of one image, averaged over the references."""
     ranks = rank_pixels(maps[index])
     counts = torch.tensor(step_counts(ranks.numel(), steps), device=ranks.device)  # (S + 1,)
     # Both curves run between the image and its reference: their ends are asked about once.
@@ -54,5 +73,5 @@ def _image_scores(
         scores = model.score(outputs, classes[index].expand(len(outputs))).float()
         deletion, inside = scores[: len(counts)], scores[len(counts) :]
         insertion = torch.cat([deletion[-1:], inside, deletion[:1]])
-        found.append(area(counts / counts[-1], torch.stack([deletion, insertion])))
+        found.append(torch.stack([deletion, insertion]))
     return torch.stack(found).mean(dim=0)

@@ -28,6 +28,7 @@ class AHA(Method):
         budget: most gradient steps that "auto" may take.
         learning_rate: of the refinement.
         steps: perturbation steps S of a sequence in the refinement; a step costs 2 S forward and backward passes.
+        calibrated: rescale the map, keeping its order, so that its mass follows the model's mean response.
     """
 
     explainer: str = ""
@@ -35,6 +36,7 @@ class AHA(Method):
     budget: int = 6
     learning_rate: float = RefinementConfig.learning_rate
     steps: int = RefinementConfig.steps
+    calibrated: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,8 +52,12 @@ class AHA(Method):
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         explainer = self._explainer(model)
+        maps = self._maps(explainer, model, images, classes)  # (B, H, W)
+        return explainer.calibrated(maps) if self.calibrated else maps
+
+    def _maps(self, explainer: Explainer, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         if self.refine == 0:
-            return explainer.maps(model, images, classes)  # (B, H, W)
+            return explainer.maps(model, images, classes)
         config = RefinementConfig(learning_rate=self.learning_rate, steps=self.steps)
 
         def run(part: slice) -> Tensor:
