@@ -112,7 +112,7 @@ def test_the_logarithm_is_added_to_scores_that_are_probabilities(model: TargetMo
         for log in (0.0, 0.1)
     )
     scores = perturbed_scores(model, pixels, torch.zeros_like(pixels), classes, masks, regions)  # (B, 2, S)
-    deletion, insertion = scores.log().mean(dim=-1).unbind(dim=1)
+    deletion, insertion = (scores + 1e-3).log().mean(dim=-1).unbind(dim=1)
     torch.testing.assert_close(with_log["loss"] - plain["loss"], 0.1 * (deletion - insertion))
 
 

@@ -22,7 +22,7 @@ from aha.learned.regions import Regions
 from aha.models import TargetModel
 from aha.perturb.perturbation import blend
 
-_LEAST = 1e-4  # probability below which nothing is told apart
+_LEAST = 1e-3  # about the probability below which little is told apart: it bounds the logarithm's slope
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def objective(
     deletion, insertion = scores.mean(dim=-1).unbind(dim=1)  # (B,) each
     loss = config.deletion * deletion - config.insertion * insertion
     if config.log and model.score.is_probability:
-        low, high = scores.clamp(min=_LEAST).log().mean(dim=-1).unbind(dim=1)
+        low, high = (scores + _LEAST).log().mean(dim=-1).unbind(dim=1)
         loss = loss + config.log * (config.deletion * low - config.insertion * high)
     peaks = isolated_peaks(maps, config.peak_kernel)
     return {"loss": loss + config.peaks * peaks, "deletion": deletion, "insertion": insertion, "peaks": peaks}
