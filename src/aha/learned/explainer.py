@@ -360,7 +360,7 @@ def _read_config(found: dict[str, Any]) -> ExplainerConfig:
         raise ValueError("it was trained by an older version, whose maps were coarse; train it anew")
     sizes = found["decoder"]
     decoder = DecoderConfig(**{**sizes, **{name: tuple(sizes[name]) for name in ("channels", "evidence")}})
-    lists = {name: tuple(found[name]) for name in ("stages", "evidence_stages", "response")}
+    lists = {name: tuple(found.get(name, ())) for name in ("stages", "evidence_stages", "response")}
     return ExplainerConfig(**{**found, **lists, "decoder": decoder})
 
 
