@@ -2,11 +2,11 @@
 
     python benchmarks/aha_sharpness.py PETS --model timm:resnet18 --weights FILE --method aha --method grad_cam
 
-`PETS` has `images/NAME.jpg` and `trimaps/NAME.png` (1 object, 2 background, 3 border), as Oxford-IIIT Pet does. For each map,
-of the predicted class:
+`PETS` has `images/NAME.jpg` and `trimaps/NAME.png` (1 object, 2 background, 3 border), as Oxford-IIIT Pet does. For
+each map, of the predicted class:
 
-- outline: the share of the map's gradient energy that lies within 3 pixels of the object's outline; beside it, the share of
-  the pixels that lie there, which is what a map that knows no outlines would have;
+- outline: the share of the map's gradient energy that lies within 3 pixels of the object's outline; beside it, the
+  share of the pixels that lie there, which is what a map that knows no outlines would have;
 - mIoU of the map cut at its mean, and AUPR, for the object.
 """
 

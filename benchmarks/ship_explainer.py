@@ -1,9 +1,9 @@
 """Puts a trained explainer into the package: averaged weights in half precision, with its response and its scores.
 
-    python benchmarks/ship_explainer.py RUN/explainer --model timm:resnet18 --weights resnet18.safetensors --data val.csv
+    python benchmarks/ship_explainer.py RUN/explainer --model timm:resnet18 --weights FILE --data pictures.csv
 
-The response (how the model's score falls and rises along the order of pixels) and the scores are measured on pictures of
-`--data` that training has not seen.
+The response (how the model's score falls and rises along the order of pixels) and the scores are measured on pictures
+of `--data`, which training must not have seen.
 """
 
 from __future__ import annotations

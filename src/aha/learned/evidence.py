@@ -34,9 +34,9 @@ def _log_odds(outputs: Tensor, classes: Tensor) -> Tensor:
 LOG_ODDS = Score("log_odds", _log_odds)
 
 
-def is_token_model(target: TargetModel) -> bool:
+def is_token_model(target: TargetModel, size: Sequence[int] | None = None) -> bool:
     """Does the evidence come from attention and tokens? Else it comes from the features of stages."""
-    return {"attention", "tokens"} <= target.capabilities
+    return {"attention", "tokens"} <= target.structure(size).capabilities
 
 
 def evidence_channels(target: TargetModel, levels: int) -> tuple[int, ...]:
@@ -54,18 +54,16 @@ def blocks_of_levels(blocks: int, levels: int) -> list[range]:
 
 def traced(target: TargetModel, inputs: Tensor, features: Sequence[int], evidence: Sequence[int]) -> Trace:
     """One forward pass that keeps the given feature stages, and what the evidence is made of."""
-    if is_token_model(target):
+    if is_token_model(target, inputs.shape[1:]):
         return target.trace(inputs, features=features, tokens=True, attention=True, in_full_precision=False)
     stages = sorted({*features, *evidence})
     return target.trace(inputs, features=stages, in_full_precision=False)
 
 
-def class_evidence(
-    target: TargetModel, trace: Trace, classes: Tensor, stages: Sequence[int], score: Score
-) -> tuple[list[Tensor], Tensor]:
+def class_evidence(trace: Trace, classes: Tensor, stages: Sequence[int], score: Score) -> tuple[list[Tensor], Tensor]:
     """Evidence (B, E, h, w) for every level, and the map (B, h, w) from which learning starts; one backward pass."""
     trace.score = score
-    if is_token_model(target):
+    if trace.attention:
         return _of_tokens(trace, classes, len(stages))
     features = [trace.features[stage] for stage in stages]
     gradients = trace.gradients(classes, *features)

@@ -218,7 +218,7 @@ class Explainer(nn.Module):
         evidence: list[Tensor] = []
         if look.trace is not None:
             score = LOG_ODDS if self.config.rivals else LOGIT
-            evidence, start = class_evidence(target, look.trace, classes, self.config.evidence_stages, score)
+            evidence, start = class_evidence(look.trace, classes, self.config.evidence_stages, score)
         elif self.config.evidence == "forward":
             weights = target.class_vectors.float()
             towards = against_rivals(weights, classes, look.outputs) if self.config.rivals else weights[classes]
