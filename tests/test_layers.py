@@ -45,6 +45,8 @@ DOORS = {
     "jinja2": {"results", "bench"},
     "accelerate": {"learned"},
     "skimage": {"perturb"},
+    "onnxruntime": {"models", "learned"},
+    "openvino": {"models"},
     "captum": set(),
     "starlette": {"web"},
     "uvicorn": {"web"},

@@ -152,6 +152,7 @@ def explain_batch(
             "score": model.score.name,
             "upsampling": UPSAMPLING,
             "precision": model.precision,
+            **model.engine_facts,
             "input_size": list(size),
         },
         digest=model.digest,

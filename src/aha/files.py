@@ -128,6 +128,7 @@ class FileRun:
                     self.done += len(batch.subjects)
         finally:
             if len(self._results):
+                self._results.note(self._model.engine_facts)
                 self.manifest = self._results.finish()
 
     def _explain(self, batch: Batch, method: Method) -> None:
@@ -166,6 +167,7 @@ class FileRun:
             "score": self._model.score.name,
             "upsampling": UPSAMPLING,
             "precision": self._model.precision,
+            **({"engine_asked": self._model.engine} if self._model.engine_key else {}),
             "input_size": list(preprocessing.size),
             "fit": preprocessing.fit,
         }

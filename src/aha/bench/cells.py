@@ -24,7 +24,14 @@ class Cells:
     def __init__(self, model: TargetModel, work: Work, words: tuple[str, ...], seed: int, done: Set[str]) -> None:
         self._model, self._protocols, self.done = model, work.protocols, done
         common = result_key(
-            __version__, model.spec, model.digest, model.preprocessing, model.score.name, model.precision, seed
+            __version__,
+            model.spec,
+            model.digest,
+            model.preprocessing,
+            model.score.name,
+            model.precision,
+            seed,
+            *model.engine_key,
         )
         prints = {str(method): method.fingerprint(model) for method in work.methods}
         protocols = {p.name: [metric.in_full() for metric in p.metrics] for p in work.protocols}

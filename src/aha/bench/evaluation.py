@@ -176,6 +176,7 @@ class EvaluationRun:
             "seed": self._seed,
             "score": self._model.score.name,
             "precision": self._model.precision,
+            **({"engine_asked": self._model.engine} if self._model.engine_key else {}),
             "preprocessing": str(self._model.preprocessing),
         }
 
@@ -199,7 +200,9 @@ class EvaluationRun:
     def _write(self) -> None:
         self._out.mkdir(parents=True, exist_ok=True)
         failures = [failure._asdict() for failure in self.scores.failures]
-        text = json.dumps({**self._record(), "versions": versions(), "failures": failures}, indent=1).encode()
+        text = json.dumps(
+            {**self._record(), **self._model.engine_facts, "versions": versions(), "failures": failures}, indent=1
+        ).encode()
         self.scores.to_csv(self._out / SCORES)
         self.scores.summary_to_csv(self._out / SUMMARY)
         write_atomically(self._out / RECORD, lambda file: file.write(text))

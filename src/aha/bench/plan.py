@@ -24,6 +24,8 @@ from aha.errors import AhaError, SpecError
 from aha.methods import Method, check_fit, load_method
 from aha.metrics.protocols import Protocol, load_protocols
 from aha.models import TargetModel
+from aha.models.copies import Engine
+from aha.models.runnable import Precision
 from aha.models.scores import load_score
 
 Filter = Literal["none", "mda"]
@@ -40,7 +42,7 @@ class Plan:
         methods: texts of methods.
         metrics: protocols or texts of metrics.
         targets: explained classes: `top1`, `label`, `top5`, ...; each is reported apart.
-        weights, pretrained, img_size, fit, score, precision: as in `aha.load_model`.
+        weights, pretrained, img_size, fit, score, precision, engine: as in `aha.load_model`.
         limit: number of images; a seeded choice of them, which grows when the limit does.
         filter: "mda" keeps images that are classified correctly with at least 60 %, at most 5 per class.
         seed: of the choice of images, of methods and of metrics.
@@ -62,6 +64,7 @@ class Plan:
     fit: str | None = None
     score: str = "softmax"
     precision: str = "float32"
+    engine: str = "eager"
     limit: int | None = None
     filter: Filter = "none"
     seed: int = 0
@@ -171,7 +174,12 @@ def _listed(value: Any) -> list[Any]:
 
 
 _TEXTS = ("methods", "metrics", "targets")
-_CHOICES = {"filter": get_args(Filter), "maps": get_args(KeepMaps), "precision": ("float32", "bfloat16", "float16")}
+_CHOICES = {
+    "filter": get_args(Filter),
+    "maps": get_args(KeepMaps),
+    "precision": get_args(Precision),
+    "engine": get_args(Engine),
+}
 _WHOLE = {"limit": 1, "img_size": 1, "batch_size": 1, "seed": 0}
 _FLAGS = ("pretrained", "optional")
 

@@ -6,6 +6,7 @@ computes only that. Cells do not depend on each other, on the batch or on the pr
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -19,11 +20,13 @@ from aha.bench.judging import Judging, Line, Sink
 from aha.bench.plan import Plan, Work, check_plan, fitted
 from aha.bench.store import Store, known_keys, read_plans_of
 from aha.bench.subjects import Subjects
-from aha.core.disk import check_writable, versions
+from aha.core.disk import check_writable, versions, writing
 from aha.data.datasets import BenchImage
 from aha.learned.engine import launched_device, launched_share, parts_of
 from aha.models import TargetModel, load_model
 
+ENGINES = "engines.jsonl"
+"""What ran the passes of each part of a run, where that was not the model itself."""
 _SYNC_SECONDS = 2.0
 
 
@@ -107,7 +110,10 @@ class BenchRun:
             self.cells.done = store.keys
             if self._share[0] == 0:
                 store.record_plan(self.record())
-            self.feed(store, self.pending_images(), on_step)
+            try:
+                self.feed(store, self.pending_images(), on_step)
+            finally:
+                self._note_engine()
 
     def feed(self, sink: Sink, images: Iterator[BenchImage], on_step: Callable[[Step], None]) -> None:
         """Computes the missing cells of the images into the sink."""
@@ -147,6 +153,13 @@ class BenchRun:
             "versions": versions(),
         }
 
+    def _note_engine(self) -> None:
+        """Adds what ran the passes, and how far it moved probabilities, to the run's record of that."""
+        if facts := self.model.engine_facts:
+            entry = {"model": self.model.spec, "digest": self.model.digest, "process": self._share[0], **facts}
+            with writing(self.out), (self.out / ENGINES).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+
     def _own_images(self) -> list[BenchImage]:
         return [self.images[index] for index in parts_of(len(self.images), self._share)]
 
@@ -162,5 +175,6 @@ def load_planned(plan: Plan, device: str | None = None) -> TargetModel:
         score=plan.score,
         device=device or launched_device(),
         precision=cast("Any", plan.precision),
+        engine=cast("Any", plan.engine),
         batch_size=max(plan.batch_size, 32),
     )

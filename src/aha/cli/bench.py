@@ -62,6 +62,13 @@ def bench(
         str | None,
         typer.Option(help="float32, or bfloat16 or float16 for passes without gradients.", show_default="float32"),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="What runs passes without gradients: eager, compiled, onnxruntime, openvino, or auto, the fastest.",
+            show_default="eager",
+        ),
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Most images at once.", show_default="16")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, try one image, and say what it will cost.")
@@ -102,6 +109,7 @@ def bench(
             "fit": fit,
             "score": score,
             "precision": precision,
+            "engine": engine,
             "batch_size": batch_size,
             "pretrained": False if no_pretrained else None,
         }

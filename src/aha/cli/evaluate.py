@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrained, Precision, Quiet, Seed, Weights
+from aha.cli.options import (
+    BatchSize,
+    Debug,
+    Device,
+    Engine,
+    ImageSize,
+    Json,
+    NoPretrained,
+    Precision,
+    Quiet,
+    Seed,
+    Weights,
+)
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
 from aha.cli.texts import check_texts, complete_method, complete_metric, complete_model, complete_score
 
@@ -44,6 +56,7 @@ def evaluate(
     ] = "softmax",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images.")] = None,
     precision: Precision = "float32",
+    engine: Engine = "eager",
     seed: Seed = 0,
     device: Device = None,
     batch_size: BatchSize = 32,
@@ -85,6 +98,7 @@ def evaluate(
             score=chosen_score,
             device=device,
             precision=cast("Any", precision),  # checked there too
+            engine=cast("Any", engine),
             batch_size=batch_size,
         )
         run = EvaluationRun(loaded, images, methods, saved, protocols, out, target=target, seed=seed)

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrained, Precision, Quiet, Seed, Weights
+from aha.cli.options import (
+    BatchSize,
+    Debug,
+    Device,
+    Engine,
+    ImageSize,
+    Json,
+    NoPretrained,
+    Precision,
+    Quiet,
+    Seed,
+    Weights,
+)
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
 from aha.cli.texts import check_texts, complete_method, complete_model, complete_score
 
@@ -51,6 +63,7 @@ def explain(
     ] = "softmax",
     class_names: Annotated[Path | None, typer.Option(help="Text file with one class name per line.")] = None,
     precision: Precision = "float32",
+    engine: Engine = "eager",
     seed: Seed = 0,
     device: Device = None,
     batch_size: BatchSize = 8,
@@ -89,6 +102,7 @@ def explain(
             score=chosen_score,
             device=device,
             precision=cast("Any", precision),  # checked there too
+            engine=cast("Any", engine),
             batch_size=batch_size,
         )
         if contrast is not None:

@@ -20,4 +20,10 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Most images computed at onc
 Weights = Annotated[Path | None, typer.Option(help="Weights file (.safetensors, or tensors saved by PyTorch).")]
 NoPretrained = Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")]
 Precision = Annotated[str, typer.Option(help="float32, or bfloat16 or float16 for passes without gradients.")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="What runs passes without gradients: eager, compiled, onnxruntime, openvino, or auto: the fastest of them."
+    ),
+]
 ImageSize = Annotated[int | None, typer.Option(min=1, help="Side of the model input; the model's own by default.")]

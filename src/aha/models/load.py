@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from aha.errors import ModelError
+from aha.models.copies import Engine
 from aha.models.hooks import autograd, preserved_random_state
 from aha.models.outputs import OutputReader
 from aha.models.preprocessing import Fit, Preprocessing
@@ -37,6 +38,7 @@ def load_model(
     output: OutputReader = None,
     device: str | torch.device | None = None,
     precision: Precision = "float32",
+    engine: Engine = "eager",
     batch_size: int = 32,
 ) -> TargetModel:
     """The model to explain.
@@ -57,6 +59,9 @@ def load_model(
         output: where the class outputs are in what the model returns: a key, an index or a function.
         device: for specs; the best one at hand by default.
         precision: float32, or bfloat16/float16 autocast for forward passes without gradients.
+        engine: what runs forward passes without gradients: the module itself ("eager"), or a faster private copy of it:
+            "compiled", "onnxruntime", "openvino", or "auto", the fastest of them once the work has proved long. A copy
+            that moves a probability by more than 1e-4 is not used; `engine_facts` says what was.
         batch_size: most images per forward pass; halved by itself when memory runs out.
     """
     if isinstance(model, TargetModel):
@@ -86,6 +91,7 @@ def load_model(
         output=output,
         class_names=class_names if class_names is not None or loaded is None else loaded.class_names,
         precision=precision,
+        engine=engine,
         batch_size=batch_size,
     )
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from aha.core.rows import fingerprints
 from aha.errors import ModelError, TargetError
+from aha.models.copies import Engine, check_engine
+from aha.models.forward_only import ForwardOnly, weight_versions
 from aha.models.hooks import autograd, evaluating, lock_of, preserved_random_state
 from aha.models.memory import Chunks
 from aha.models.outputs import OutputReader, read_outputs
@@ -48,11 +50,13 @@ class RunnableModel:
         output: OutputReader = None,
         class_names: Sequence[str] | None = None,
         precision: Precision = "float32",
+        engine: Engine = "eager",
         batch_size: int = 32,
     ) -> None:
         if precision not in get_args(Precision):
             raise ModelError(f"unknown precision {precision!r}; known: {', '.join(get_args(Precision))}")
         self.module = unwrapped(module)
+        check_engine(engine, self.device, precision)
         self.spec = spec
         self.preprocessing = preprocessing
         self.score = score
@@ -65,6 +69,8 @@ class RunnableModel:
         self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
         self._num_classes: int | None = None
         self._is_probing = False
+        self._is_changed = False  # rules are in force, which a copy of the module would not follow
+        self._forward_only = ForwardOnly(engine, output, score)
         self._known_outputs: dict[tuple[int, ...], Tensor] | None = None  # by the image's fingerprint, while sharing
 
     def __repr__(self) -> str:
@@ -88,11 +94,25 @@ class RunnableModel:
 
         Found once, and again after the weights were trained or loaded anew (unless behind autograd's back, by `.data`).
         """
-        state = self.module.state_dict()
-        versions = [(t.data_ptr(), -1 if t.is_inference() else t._version) for t in state.values()]
+        versions = weight_versions(self.module)
         if self._digest[0] != versions:
-            self._digest = versions, state_digest(state)
+            self._digest = versions, state_digest(self.module.state_dict())
         return self._digest[1]
+
+    @property
+    def engine(self) -> str:
+        """What was asked to run passes without gradients: eager, auto, compiled, onnxruntime or openvino."""
+        return self._forward_only.engine
+
+    @property
+    def engine_key(self) -> tuple[str, ...]:
+        """What tells results of other engines from those of the module itself."""
+        return () if self.engine == "eager" else (self.engine,)
+
+    @property
+    def engine_facts(self) -> dict[str, Any]:
+        """What really ran them so far, and the largest change of a probability that was seen; empty for eager."""
+        return self._forward_only.facts()
 
     @property
     def num_classes(self) -> int:
@@ -128,7 +148,21 @@ class RunnableModel:
     def _outputs(self, inputs: Tensor, is_differentiable: bool) -> Tensor:
         self.passes["forward"] += len(inputs)
         with self.undisturbed(), autograd(is_differentiable), self._autocast():
-            return torch.cat(self.chunks.run(lambda part: self._forward(inputs[part]), len(inputs)))
+            forward = self._forward if is_differentiable else self._forward_without_gradients
+            return torch.cat(self.chunks.run(lambda part: forward(inputs[part]), len(inputs)))
+
+    def _forward_without_gradients(self, inputs: Tensor) -> Tensor:
+        """Raw outputs of one chunk, from a faster copy of the module where the engine has one that answers the same."""
+        if not self._may_use_copies():
+            return self._forward(inputs)
+        return self._forward_only.outputs(inputs, self._forward, self.module, self.chunks.size)
+
+    def _may_use_copies(self) -> bool:
+        if self.engine == "eager" or self._is_probing or self._is_changed:
+            return False
+        is_plain = self.precision == "float32" and self.dtype == torch.float32
+        # Whoever hooked into the module wants to see its passes, or to change them.
+        return is_plain and not any(part._forward_hooks or part._forward_pre_hooks for part in self.module.modules())
 
     def _outputs_once(self, inputs: Tensor, known: dict[tuple[int, ...], Tensor]) -> Tensor:
         """Outputs (B, K) of images of which only those are run that were not seen before."""
@@ -190,6 +224,15 @@ class RunnableModel:
             yield
         finally:
             self._known_outputs = before
+
+    @contextmanager
+    def _changed(self) -> Iterator[None]:
+        """Passes inside the block compute something else than the module as it stands."""
+        before, self._is_changed = self._is_changed, True
+        try:
+            yield
+        finally:
+            self._is_changed = before
 
     @contextmanager
     def _probing(self) -> Iterator[None]:

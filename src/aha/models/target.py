@@ -281,6 +281,7 @@ class TargetModel(PartedModel):
         with ExitStack() as stack:
             stack.enter_context(self._lock)
             stack.enter_context(self._remembering(None if self._known_outputs is None else {}))
+            stack.enter_context(self._changed())
             stack.enter_context(RuleMode(rules))
             if attention_in_parts:
                 stack.enter_context(AttentionTap(lambda weights: weights))

@@ -120,6 +120,10 @@ class ResultFolder:
                 journal.write(json.dumps(entry) + "\n")
         self._items[item.image, item.method, item.target] = entry
 
+    def note(self, facts: dict[str, Any]) -> None:
+        """Adds what became known during the work to the settings that the manifest states."""
+        self._settings |= facts
+
     def finish(self) -> Path:
         """Writes the manifest of all items so far and drops the journal. Returns the manifest's path."""
         manifest = {

@@ -1,0 +1,65 @@
+"""What the engines save on passes without gradients, and how far each moves a probability.
+
+    python benchmarks/engines.py [MODEL] [WEIGHTS] [ROWS] [ROUNDS]
+
+Each round shows the same perturbed photographs to the module and to every copy, one after the other. Ratios of
+processor time, the median of the rounds: other load on the machine falls on all of them. Run it on one thread.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+import torch
+from torch import Tensor
+
+import aha
+from aha.data.images import read_image
+from aha.demo import photographs
+from aha.models.copies import make_copy, usable_engines
+from aha.models.forward_only import ForwardOnly
+from aha.perturb.perturbation import blend
+
+
+def main(spec: str = "timm:resnet18", weights: str = "", rows: int = 16, rounds: int = 5) -> None:
+    model = aha.load_model(spec, weights=weights or None, pretrained=bool(weights), device="cpu", batch_size=rows)
+    shown = perturbed(model, rows)
+    expected, judge = model.outputs(shown), ForwardOnly("auto", None, model.score)
+    copies, building = {}, {}
+    for engine in usable_engines(model.device):
+        start = time.process_time()
+        try:
+            copies[engine] = make_copy(engine, model.module, None, shown)
+        except Exception as error:
+            print(f"{engine:12} cannot be built: {str(error).strip().splitlines()[0]}")
+            continue
+        building[engine] = time.process_time() - start
+    seconds: dict[str, list[float]] = {engine: [] for engine in ("eager", *copies)}
+    with torch.no_grad():
+        for _ in range(rounds):
+            for engine, taken in seconds.items():
+                start = time.process_time()
+                copies[engine](shown) if engine in copies else model.outputs(shown)
+                taken.append(time.process_time() - start)
+    print(f"{spec}, {rows} images of {tuple(shown.shape[1:])}, {torch.get_num_threads()} thread(s), {rounds} rounds")
+    print(f"{'eager':12} {statistics.median(seconds['eager']):.3f} s")
+    for engine, found in copies.items():
+        ratio = statistics.median(a / b for a, b in zip(seconds[engine], seconds["eager"], strict=True))
+        change = judge.change(expected, found(shown))
+        print(f"{engine:12} {ratio:.2f} of eager, probabilities within {change:.1e}, built in {building[engine]:.0f} s")
+
+
+def perturbed(model: aha.TargetModel, rows: int) -> Tensor:
+    """The demo's photographs (rows, C, H, W) with a growing share of their pixels black, as metrics show them."""
+    preprocess = model.stated_preprocessing()
+    files = photographs()
+    images = torch.stack([preprocess(read_image(files[row % len(files)]))[0] for row in range(rows)])
+    shares = torch.linspace(0, 1, rows).view(-1, 1, 1)
+    noise = torch.rand(rows, *images.shape[-2:], generator=torch.Generator().manual_seed(0))
+    return blend(images, model.to_inputs(torch.zeros_like(images)), noise >= shares)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3], *map(int, sys.argv[3:5]))

@@ -1,0 +1,168 @@
+"""Passes without gradients, on a faster copy of the network where that pays and changes nothing that matters.
+
+`auto` spends on a copy what it has spent without one: only after a minute of passes at one input size are the engines
+tried, on the very images that are asked about, and the fastest is kept. A named engine is used from the first pass.
+Either way a copy's answers are compared with the network's own, at the first pass and then ever more rarely, and a
+copy that moves a probability too far is dropped.
+
+Shapes: inputs (B, C, H, W), outputs (B, K).
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aha.errors import AhaWarning
+from aha.models.copies import FastCopy, make_copy, usable_engines
+from aha.models.outputs import OutputReader
+from aha.models.scores import Score
+
+MOST_CHANGE = 1e-4
+"""Largest change of a probability that a copy may make; rounding in float32 stays below a tenth of it."""
+
+_PATIENCE = 60.0  # seconds of plain passes before engines are tried: about what trying them costs
+_WORTHWHILE = 0.95  # of the plain time; what gains less is not worth another rounding
+_ROUNDS = 3
+
+Run = Callable[[Tensor], Tensor]
+
+
+class ForwardOnly:
+    """Chooses what runs the passes of one network.
+
+    Attributes:
+        engine: what was asked for.
+        largest_change: of a probability, over all answers that were compared; None before the first.
+        left_out: engine -> why it is not used.
+    """
+
+    def __init__(self, engine: str, output: OutputReader, score: Score) -> None:
+        self.engine, self._output, self._score = engine, output, score
+        self.largest_change: float | None = None
+        self.left_out: dict[str, str] = {}
+        self._made_of: tuple[object, ...] = ()
+        # All by input shape (C, H, W). No copy: it was tried and dropped.
+        self._copies: dict[tuple[int, ...], FastCopy | None] = {}
+        self._spent: defaultdict[tuple[int, ...], float] = defaultdict(float)
+        self._runs: defaultdict[tuple[int, ...], int] = defaultdict(int)
+
+    def facts(self) -> dict[str, Any]:
+        """What a manifest says: what ran the passes, and the largest change of a probability that was seen."""
+        if self.engine == "eager":
+            return {}
+        used = sorted({found.engine for found in self._copies.values() if found is not None})
+        return {
+            "engine": "+".join(used) or "eager",
+            "engine_asked": self.engine,
+            "largest_probability_change": self.largest_change,
+        }
+
+    def outputs(self, inputs: Tensor, plain: Run, module: nn.Module, rows: int) -> Tensor:
+        """Outputs of one chunk; `plain` is the network itself, `rows` the size of a full chunk."""
+        self._forget_unless_made_of(module)
+        shape = tuple(inputs.shape[1:])
+        if shape not in self._copies and self._is_time(shape, len(inputs), rows):
+            self._copies[shape] = self._choose(inputs, plain, module, rows)
+        found = self._copies.get(shape)
+        if found is not None and found.takes(len(inputs)):
+            return self._compared(found, shape, inputs, plain)
+        start = time.perf_counter()
+        outputs = plain(inputs)
+        self._spent[shape] += time.perf_counter() - start
+        return outputs
+
+    def _is_time(self, shape: tuple[int, ...], count: int, rows: int) -> bool:
+        return self.engine != "auto" or (count == rows and self._spent[shape] >= _PATIENCE)
+
+    def _forget_unless_made_of(self, module: nn.Module) -> None:
+        """Copies are of one module with the weights that it had; trained further, it needs new ones."""
+        weights = (id(module), *weight_versions(module))
+        if weights != self._made_of:
+            self._made_of = weights
+            self._copies.clear()
+            self._runs.clear()
+
+    def _choose(self, inputs: Tensor, plain: Run, module: nn.Module, rows: int) -> FastCopy | None:
+        example = torch.cat([inputs] * -(-rows // len(inputs)))[:rows]
+        expected = plain(example)
+        if self.engine != "auto":
+            found = self._made(self.engine, module, example, expected)
+            if found is None:
+                self._say(f"the engine {self.engine} is not used: {self.left_out[self.engine]}")
+            return found
+        best, best_time = None, _WORTHWHILE * _fastest(plain, example)
+        for engine in usable_engines(inputs.device):
+            found = self._made(engine, module, example, expected)
+            if found is not None and (taken := _fastest(found, example)) < best_time:
+                best, best_time = found, taken
+        if best is None and self.left_out:
+            engine, reason = next(iter(self.left_out.items()))
+            self._say(f"no faster engine is used; {engine}: {reason}")
+        return best
+
+    def _made(self, engine: str, module: nn.Module, example: Tensor, expected: Tensor) -> FastCopy | None:
+        try:
+            found = make_copy(engine, module, self._output, example)
+            change = self.change(expected, found(example))
+        except Exception as error:  # compilers and exporters raise whatever they like; the network itself still runs
+            self.left_out[engine] = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            return None
+        if not change <= MOST_CHANGE:
+            self.left_out[engine] = _too_far(change)
+            return None
+        return found
+
+    def _compared(self, found: FastCopy, shape: tuple[int, ...], inputs: Tensor, plain: Run) -> Tensor:
+        outputs = found(inputs)
+        self._runs[shape] += 1
+        if self._runs[shape].bit_count() > 1:  # at passes 1, 2, 4, 8, ...
+            return outputs
+        expected = plain(inputs)
+        change = self.change(expected, outputs)
+        if change <= MOST_CHANGE:
+            self.largest_change = max(change, self.largest_change or 0.0)
+            return outputs
+        self._copies[shape], self.left_out[found.engine] = None, _too_far(change)
+        self._say(f"the engine {found.engine} is not used any more: {self.left_out[found.engine]}")
+        return expected
+
+    def change(self, expected: Tensor, found: Tensor) -> float:
+        """The largest change of a probability; of an output, as a share of the largest, where there is none."""
+        if expected.shape != found.shape:
+            return float("inf")
+        if not self._score.is_probability:
+            return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+        alone = expected.shape[1] == 1 or self._score.name == "sigmoid"
+        a, b = (x.double().sigmoid() if alone else x.double().softmax(dim=1) for x in (expected, found))
+        return float((a - b).abs().max())
+
+    def _say(self, text: str) -> None:
+        warnings.warn(text, AhaWarning, stacklevel=2)
+
+
+def weight_versions(module: nn.Module) -> list[tuple[int, int]]:
+    """Where the weights are and how often each was written: other numbers, other weights."""
+    return [(t.data_ptr(), -1 if t.is_inference() else t._version) for t in module.state_dict().values()]
+
+
+def _too_far(change: float) -> str:
+    return f"it changes a probability by {change:.1e}, more than {MOST_CHANGE:.0e}"
+
+
+def _fastest(run: Run, inputs: Tensor) -> float:
+    """Seconds of the fastest of a few passes."""
+    seconds = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        run(inputs)
+        if inputs.is_cuda:
+            torch.cuda.synchronize(inputs.device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
