@@ -19,7 +19,8 @@ from PIL import Image
 
 import aha
 from aha.bench import BenchRun, Plan, write_report
-from aha.bench.store import ROWS, encode
+from aha.bench.store import ROWS
+from aha.core.ledger import encode
 
 METHODS, METRICS = ("gradient", "grad_cam"), ("quick",)
 

@@ -71,11 +71,11 @@ def items(out: Path) -> list[dict[str, Any]]:
 def watch_explained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the images that pass through the model from now on, each once per method."""
     names: list[str] = []
-    original = files.explain_batch
+    original = files.explain
 
     def spy(model: Any, batch: Any, *args: Any, **options: Any) -> Any:
         names.extend(subject.name for subject in batch.subjects)
         return original(model, batch, *args, **options)
 
-    monkeypatch.setattr(files, "explain_batch", spy)
+    monkeypatch.setattr(files, "explain", spy)
     return names

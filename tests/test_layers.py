@@ -47,6 +47,7 @@ DOORS = {
     "skimage": {"perturb"},
     "onnxruntime": {"models", "learned"},
     "openvino": {"models"},
+    "filelock": {"core"},
     "captum": set(),
     "starlette": {"web"},
     "uvicorn": {"web"},

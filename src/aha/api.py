@@ -1,7 +1,7 @@
-"""`explain`, its streaming form, and the step under both.
+"""`explain` and its streaming form.
 
-`explain_batch` is the one place where maps are made: the command line, the explorer, the demo and the benchmarks read
-images of their own and call it too.
+`explain` is the one way to maps: the command line, the explorer, the demo and the benchmarks read images of their own
+and call it with a `Batch` of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def explain(
         model: from `aha.load_model`, or what that accepts.
         images: a path, folder, PIL image, array (H, W[, 3]) of uint8 or of floats in [0, 1], uint8 tensor
             ([B,] C, H, W), a list of these, or model inputs that are normalised already: a float tensor
-            ([B,] C, H, W), or a DataLoader of them.
+            ([B,] C, H, W), a DataLoader of them, or a `Batch` from `aha.data.batches`.
         method: text such as `"integrated_gradients(steps=50)"`, or a method.
         target: `"top1"`, `"top5"`, `"label"`, a class index or name, one of them per image, or several per image.
         labels: true classes, for `target="label"`.
@@ -63,7 +63,7 @@ def explain(
     Returns:
         One map per image and class; see `Explanation`.
     """
-    with heard_by(progress):
+    with heard_by(progress) if progress is not None else nullcontext():
         parts = list(
             explain_batches(model, images, method, target, labels=labels, seed=seed, batch_size=batch_size, card=card)
         )
@@ -99,35 +99,31 @@ def explain_batches(
     for batch in iter_batches(model, images, chunks.size, labels, on_error):
         end = first + len(batch.inputs)
         with part(first, end, total) if total else nullcontext():
-            explanation = explain_batch(
-                model, batch, method, target, seed=seed, chunks=chunks, first=first, total=total
-            )
+            explanation = _explain_batch(model, batch, method, target, seed, chunks, first, total)
             if card:
                 explanation = with_cards(model, batch, explanation, CardMaker(model, seed=seed))
         yield explanation
         first = end
 
 
-def explain_batch(
+def _explain_batch(
     model: TargetModel,
     batch: Batch,
     method: Method,
-    target: Target = "top1",
-    *,
-    seed: int = 0,
-    chunks: Chunks | None = None,
-    outputs: Tensor | None = None,
-    first: int = 0,
-    total: int | None = None,
+    target: Target,
+    seed: int,
+    chunks: Chunks,
+    first: int,
+    total: int | None,
 ) -> Explanation:
-    """Maps of one batch, every requested class of every image; `outputs` of the batch, if the caller has them."""
+    """Maps of one batch, every requested class of every image."""
     start = time.perf_counter()
     # Whatever mode the caller is in, tensors made here are ordinary ones that may enter a graph.
     with torch.inference_mode(False), torch.no_grad():
         inputs = batch.inputs.to(model.device, torch.promote_types(batch.inputs.dtype, torch.float32)).clone()
         size = (inputs.shape[-2], inputs.shape[-1])
         check_fit(method, model, inputs.shape[1:])
-        outputs = model.outputs(inputs) if outputs is None else outputs
+        outputs = model.outputs(inputs) if batch.outputs is None else batch.outputs
         chosen = resolve_targets(
             target, model, outputs, batch.labels, first=first, positions=batch.positions, total=total
         )
@@ -135,7 +131,7 @@ def explain_batch(
         classes = torch.tensor([c for row in chosen for c in row], device=model.device)
         seeded = method.seeded(seed)
         told = [seeded.among(row) for row in chosen]
-        native, found = _compute(model, [told[i] for i in rows.tolist()], inputs[rows], classes, chunks or model.chunks)
+        native, found = _compute(model, [told[i] for i in rows.tolist()], inputs[rows], classes, chunks)
         maps = _at_input_size(native, size, method)
         scores = model.score(outputs[rows], classes)
     explanation = Explanation(

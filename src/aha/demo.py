@@ -12,12 +12,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from aha.api import explain_batch
+from aha.api import explain
 from aha.core.disk import check_writable, write_atomically
 from aha.data.batches import Subject, iter_batches
 from aha.drawing import render
 from aha.errors import MissingExtra, OutputError
-from aha.methods import load_method
 from aha.metrics import Sample
 from aha.metrics.ins_del import InsDel
 from aha.models import load_model
@@ -107,7 +106,7 @@ def run_demo(
         cards: list[Card] = []
         sample = Sample(model, batch.subjects[0].name, batch.inputs[0].to(model.device))
         for method in methods:
-            found = explain_batch(model, batch, load_method(method), TARGET, seed=seed)
+            found = explain(model, batch, method, TARGET, seed=seed)
             rows[-1].append(found)
             cards.append(maker.card(sample, int(found.targets[0]), found.maps[0], found.method))
             manifest = found.save(out)

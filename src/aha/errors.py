@@ -17,9 +17,20 @@ Warnings derive from AhaWarning, so that users can silence or escalate ours alon
 
 from __future__ import annotations
 
+_LONGEST = 1400  # characters: a line that people read
+
+
+def one_line(text: str) -> str:
+    """A message as one line; of a long one, its beginning and its end."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST * 2 // 3]} ... {line[-_LONGEST // 3 + 5 :]}"
+
 
 class AhaError(Exception):
-    """Base of all errors raised on purpose; the message is meant for the user."""
+    """Base of all errors raised on purpose; the message is one line meant for the user."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class SpecError(AhaError):
@@ -72,3 +83,7 @@ class AhaWarning(UserWarning):
 
 class MapWarning(AhaWarning):
     """A map is flat or not finite."""
+
+
+class DamageWarning(AhaWarning):
+    """A file that was written earlier is damaged in part; the rest of it counts."""

@@ -1,23 +1,26 @@
-"""Files and folders explained into a result folder: streamed, resumable, each picture read once for all methods.
+"""Pictures explained into a result folder: streamed, resumable, each picture read once for all methods.
 
-Everything is checked when a `FileRun` is made, before a picture is read or a file written. An image is known by its
-path, size and time of change, so that what an earlier run finished costs neither decoding nor a model run.
+Everything is checked when a `FileRun` is made, before a file is written. What an earlier run finished is known by all
+that it depends on: weights, settings, the picture's content, the method's parameters and what it has learned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from aha import __version__
-from aha.api import UPSAMPLING, explain_batch
-from aha.core.disk import result_key
+from aha.api import UPSAMPLING, explain
+from aha.core.disk import MANIFEST, result_key
 from aha.core.progress import Listener, heard_by, in_parts
-from aha.data.batches import Batch, iter_batches
-from aha.data.images import find_images
+from aha.data.batches import Batch, Subject
+from aha.data.datasets import BenchImage, content_digest, find_data
+from aha.data.images import read_image
 from aha.data.targets import resolve_targets
 from aha.errors import ImageError, ModelError, OutputError, TargetError
 from aha.methods import Method, check_fit
@@ -33,25 +36,40 @@ class Failure:
     error: str
 
 
-def find_files(paths: Iterable[Path], out: Path) -> list[Path]:
-    """All pictures at the paths, each once; results of an earlier run below `out` are not taken for pictures.
+def folder_beside(data: str) -> Path:
+    """Where results go if nobody says where: beside the picture, or the folder of pictures."""
+    place = Path(data)
+    if not place.exists():
+        raise OutputError(f"say where the results of {data} go: --out FOLDER")
+    place = place.resolve()
+    return place.with_name(f"{place.stem if place.is_file() else place.name}-aha")
+
+
+def check_apart(data: Sequence[str], out: Path) -> None:
+    """Refuses an output folder that is one of the folders of pictures, or around one."""
+    for text in data:
+        path = Path(text).absolute()
+        if path.is_dir() and out.absolute() in (path, *path.parents):
+            raise OutputError(f"{out} holds the pictures themselves; choose another output folder")
+
+
+def find_pictures(data: Sequence[str], out: Path, model: TargetModel) -> list[BenchImage]:
+    """All pictures of the data, each once; results of an earlier run below `out` are not taken for pictures.
 
     Raises:
         ImageError: A path does not exist, or a folder has no pictures.
-        OutputError: `out` is one of the folders, or around it.
     """
-    results = out.absolute()
-    files: dict[Path, None] = {}
-    for path in paths:
-        inside = path.is_dir() and results in (path.absolute(), *path.absolute().parents)
-        if inside:
-            raise OutputError(f"{out} holds the pictures themselves; choose another output folder")
-        found = find_images(path)
+    results = out.absolute() if (out / MANIFEST).is_file() else None
+    named = {Path(text) for text in data}
+    images = [
+        image
+        for image in find_data(data, model)
         # A file that is named itself is always meant.
-        files |= dict.fromkeys(file for file in found if file == path or results not in file.absolute().parents)
-    if not files:
+        if image.path is None or image.path in named or results not in image.path.absolute().parents
+    ]
+    if not images:
         raise ImageError(f"no pictures besides the results in {out}")
-    return list(files)
+    return images
 
 
 def read_class_names(path: Path) -> list[str]:
@@ -63,7 +81,7 @@ def read_class_names(path: Path) -> list[str]:
 
 
 class FileRun:
-    """Explanations of many files by several methods.
+    """Explanations of many pictures by several methods.
 
     Attributes:
         pending: names of the images that are not finished yet; some of their maps may be.
@@ -76,7 +94,7 @@ class FileRun:
     def __init__(
         self,
         model: TargetModel,
-        files: Sequence[Path],
+        images: Sequence[BenchImage],
         methods: Sequence[Method],
         target: str,
         out: Path,
@@ -90,74 +108,96 @@ class FileRun:
                 f"{len(model.class_names)} class names for the {model.num_classes} classes of {model.spec}"
             )
         self._model, self._methods, self._target, self._seed = model, list(dict.fromkeys(methods)), target, seed
-        self._maps_per_image = _count_classes(target, model)
+        self._maps_per_image = _count_classes(target, model, images)
         settings = self._settings()
         self._results = ResultFolder(out, model.spec, model.digest, settings)
-        self._finished = self._results.keys
         self._common_key = result_key(
             __version__, model.spec, model.digest, model.preprocessing, model.class_names, sorted(settings.items())
         )
-        identities = {str(file): self._identity(file) for file in files}
-        self._identities = {name: known for name, known in identities.items() if not self._is_finished(known)}
-        self.done, self.skipped = 0, len(files) - len(self._identities)
+        self._prints = {method: method.fingerprint(model) for method in self._methods}
+        self._digests: dict[str, str] = {}
+        self._pending = [image for image in images if not self._is_finished(image)]
+        self.done, self.skipped = 0, len(images) - len(self._pending)
         self.failures: list[Failure] = []
         self.manifest: Path | None = None
 
     @property
     def pending(self) -> list[str]:
         """Names of the images that are not finished yet; some of their maps may be."""
-        return list(self._identities)
+        return [image.id for image in self._pending]
 
     def run(self, batch_size: int, on_progress: Callable[[float], None] = lambda count: None) -> None:
         """Explains what is pending; `on_progress` is told how many images' worth of work was done since the last call.
 
         Whatever ends it, an interrupt included, the manifest lists what is done.
         """
-
-        def on_error(name: str, error: ImageError) -> None:
-            text = str(error)
-            self.failures.append(Failure(name, text if name in text else f"{name}: {text}"))
-            on_progress(1)
-
         try:
-            if self._identities:
-                for batch in iter_batches(self._model, self.pending, batch_size, on_error=on_error):
-                    with heard_by(_since_last_time(on_progress, len(batch.subjects))):
+            with ExitStack() as stack:
+                opened = False
+                for images, batch in self._batches(batch_size, on_progress):
+                    if not opened:  # now that there is something to write
+                        stack.enter_context(self._results)
+                        stack.callback(lambda: self._results.note(self._model.engine_facts))
+                        opened = True
+                    with heard_by(_since_last_time(on_progress, len(images))):
                         for method in in_parts(self._methods):
-                            self._explain(batch, method)
-                    self.done += len(batch.subjects)
+                            self._explain(images, batch, method)
+                    self.done += len(images)
+                if not opened and not self._results.is_listed():
+                    stack.enter_context(self._results)
         finally:
-            if len(self._results):
-                self._results.note(self._model.engine_facts)
-                self.manifest = self._results.finish()
+            self.manifest = self._results.manifest if len(self._results) else None
 
-    def _explain(self, batch: Batch, method: Method) -> None:
-        identities = [self._identities[subject.name] for subject in batch.subjects]
-        rows = [row for row, known in enumerate(identities) if not self._has_maps(known, method)]
+    def _batches(self, size: int, on_progress: Callable[[float], None]) -> Iterator[tuple[list[BenchImage], Batch]]:
+        """What is pending, read; pictures that cannot be read are left out and noted."""
+        preprocess = self._model.stated_preprocessing()
+        images: list[BenchImage] = []
+        inputs: list[Tensor] = []
+        subjects: list[Subject] = []
+        for place, image in enumerate(self._pending, start=1):
+            try:
+                picture = read_image(image.read())
+                values, geometry = preprocess(picture)
+            except (ImageError, OSError) as error:
+                text = str(error)
+                self.failures.append(Failure(image.id, text if image.id in text else f"{image.id}: {text}"))
+                on_progress(1)
+            else:
+                images.append(image)
+                inputs.append(values)
+                subjects.append(Subject(image.id, picture, geometry, image.path))
+            if images and (len(images) == size or place == len(self._pending)):
+                yield images, Batch(torch.stack(inputs), subjects)
+                images, inputs, subjects = [], [], []
+
+    def _explain(self, images: Sequence[BenchImage], batch: Batch, method: Method) -> None:
+        rows = [row for row, image in enumerate(images) if not self._has_maps(image, method)]
         if not rows:
             return
         part = Batch(batch.inputs[rows], [batch.subjects[row] for row in rows])
-        explanation = explain_batch(self._model, part, method, self._target, seed=self._seed)
+        labels = [images[row].label or 0 for row in rows] if self._target == "label" else None
+        explanation = explain(self._model, part, method, self._target, labels=labels, seed=self._seed)
         for index in range(len(explanation)):
             image, rank = divmod(index, self._maps_per_image)
-            self._results.add(explanation.item(index, self._key(identities[rows[image]], method, rank)))
+            self._results.add(explanation.item(index, self._key(images[rows[image]], method, rank)))
 
-    def _is_finished(self, identity: str) -> bool:
-        return all(self._has_maps(identity, method) for method in self._methods)
+    def _is_finished(self, image: BenchImage) -> bool:
+        return all(self._has_maps(image, method) for method in self._methods)
 
-    def _has_maps(self, identity: str, method: Method) -> bool:
-        keys = (self._key(identity, method, rank) for rank in range(self._maps_per_image))
-        return all(key in self._finished for key in keys)
+    def _has_maps(self, image: BenchImage, method: Method) -> bool:
+        if not self._results.knows(image.id):  # then nothing has to be read to know it
+            return False
+        return all(self._results.has(self._key(image, method, rank)) for rank in range(self._maps_per_image))
 
-    def _key(self, identity: str, method: Method, rank: int) -> str:
-        return result_key(self._common_key, identity, method, rank)
+    def _key(self, image: BenchImage, method: Method, rank: int) -> str:
+        work = result_key(image.id, method, self._target, rank)[:16]
+        label = image.label if self._target == "label" else ""
+        return f"{work}-{result_key(self._common_key, self._prints[method], self._digest(image), label)}"
 
-    def _identity(self, file: Path) -> str:
-        try:
-            stat = file.stat()
-        except OSError:
-            return "gone"  # reading it will say so
-        return result_key(file.absolute(), stat.st_size, stat.st_mtime_ns)
+    def _digest(self, image: BenchImage) -> str:
+        if image.id not in self._digests:
+            self._digests[image.id] = content_digest(image.read)
+        return self._digests[image.id]
 
     def _settings(self) -> dict[str, object]:
         preprocessing = self._model.stated_preprocessing()
@@ -185,8 +225,10 @@ def _since_last_time(on_progress: Callable[[float], None], images: int) -> Liste
     return listener
 
 
-def _count_classes(target: str, model: TargetModel) -> int:
+def _count_classes(target: str, model: TargetModel, images: Sequence[BenchImage]) -> int:
     """How many classes of each image the target stands for; refuses a target that the model does not have."""
     if target == "label":
-        raise TargetError("files carry no labels; write top1, top5, a class index or a class name")
+        if any(image.label is None for image in images):
+            raise TargetError("these files carry no labels; write top1, top5, a class index or a class name")
+        return 1
     return len(resolve_targets(target, model, torch.zeros(1, model.num_classes), None)[0])

@@ -64,7 +64,7 @@ def test_optional_methods_are_left_out() -> None:
 def test_keys_change_with_everything_that_matters(plan: Plan, tmp_path: Path) -> None:
     def keys(changed: Plan) -> set[str]:
         made = BenchRun(changed, tmp_path / "run", model=tiny_model())
-        return {key for image in made.images for key in made.cells.keys(image).values()}
+        return {made.cells.key(image, *parts) for image in made.images for parts in made.cells.missing(image)}
 
     own = keys(plan)
     assert keys(replace(plan, batch_size=5, maps="float16", title="other")) == own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from worlds import cells_of, count_lines, tiny_model
 
 import aha
+from aha.bench import merge_runs, read_run
 from aha.bench.plan import Plan
 from aha.bench.runner import BenchRun
 from aha.data.labelled import find_labelled, read_mask
@@ -149,3 +151,40 @@ def test_mosaics(plan: Plan, tmp_path: Path) -> None:
     assert BenchRun(plan, tmp_path / "run", model=tiny_model()).total == 2
     run(plan, tmp_path / "run")
     assert count_lines(tmp_path / "run") == 2
+
+
+def test_a_run_of_an_earlier_version_is_read_and_continued(plan: Plan, tmp_path: Path) -> None:
+    """Lines without checksums, and keys that do not say what they are about: nothing is lost or counted twice."""
+    out = tmp_path / "run"
+    run(plan, out)
+    before = values(out)
+    for path in (out / "rows" / "0000.jsonl", out / "plans.jsonl"):
+        lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+        old = [{n: v for n, v in line.items() if n not in ("sum", "turn")} for line in lines]
+        for number, line in enumerate(old):
+            if path.name == "plans.jsonl":
+                del line["key"], line["settings"]
+            else:
+                line["key"] = f"{number:032x}"
+        path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in old))
+    assert values(out) == before and len(read_run(out).plans) == 1
+    assert BenchRun(plan, out, model=tiny_model()).pending == 24  # who knows what they depended on
+    run(plan, out)
+    assert values(out) == pytest.approx(before) and len(read_run(out).group("top1").scores.rows) == len(before)
+    assert merge_runs([out], tmp_path / "merged") == 24
+    assert values(tmp_path / "merged") == values(out)
+
+
+def test_changed_truth_is_measured_again_and_other_cells_are_not(plan: Plan, data: Path, tmp_path: Path) -> None:
+    """A mask matters to the metrics that look at it alone; a label is part of what is reported."""
+    plan = replace(plan, metrics=("sparseness", "segmentation"))
+    run(plan, tmp_path / "run")
+    (data / "01.mask.bmp").write_bytes((data / "04.mask.bmp").read_bytes())
+    missing = BenchRun(plan, tmp_path / "run", model=tiny_model())
+    assert {(i.id, p) for i in missing.images for _, p, _ in missing.cells.missing(i)} == {("01.png", "segmentation")}
+    listing = (data / "list.csv").read_text()
+    (data / "list.csv").write_text(listing.replace("02.png,2", "02.png,3"))
+    assert BenchRun(plan, tmp_path / "run", model=tiny_model()).pending == 2 + 4
+    run(plan, tmp_path / "run")
+    cells = cells_of(tmp_path / "run").values()
+    assert len(cells) == 24 and {c["label"] for c in cells if c["image"] == "02.png"} == {3}

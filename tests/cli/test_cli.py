@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from PIL import Image
 import aha
 from aha import files
 from aha.cli.reporting import progress_bar
-from aha.data import batches
 from command_line import MODEL, assert_refused, items, picture, pictures, run
 
 # Start
@@ -58,7 +56,6 @@ def test_explains_files_and_folders_with_several_methods(tmp_path: Path) -> None
     assert len(found) == 3 * 2 * 2
     assert {item["method"] for item in found} == {"grad_cam", "smooth(gradient, n=2)"}
     assert all((out / item[kind]).is_file() for item in found for kind in ("map", "heatmap", "overlay"))
-    assert not (out / "journal.jsonl").exists()
 
 
 def test_maps_equal_those_of_the_library(tmp_path: Path) -> None:
@@ -108,12 +105,11 @@ def test_each_picture_is_read_once_and_let_go(tmp_path: Path, monkeypatch: pytes
     read: list[str] = []
     alive: list[weakref.ref[Any]] = []
     most = 0
-    original_read, original_explain = batches.iter_pictures, files.explain_batch
+    original_read, original_explain = files.read_image, files.explain
 
-    def spy_read(*args: Any) -> Iterator[Any]:
-        for found in original_read(*args):
-            read.append(found.name)
-            yield found
+    def spy_read(source: Any) -> Any:
+        read.append(str(source))
+        return original_read(source)
 
     def spy_explain(model: Any, batch: Any, *args: Any, **options: Any) -> Any:
         nonlocal most
@@ -121,8 +117,8 @@ def test_each_picture_is_read_once_and_let_go(tmp_path: Path, monkeypatch: pytes
         most = max(most, sum(image() is not None for image in {id(r()): r for r in alive}.values()))
         return original_explain(model, batch, *args, **options)
 
-    monkeypatch.setattr(batches, "iter_pictures", spy_read)
-    monkeypatch.setattr(files, "explain_batch", spy_explain)
+    monkeypatch.setattr(files, "read_image", spy_read)
+    monkeypatch.setattr(files, "explain", spy_explain)
     methods = ("--method", "gradient", "--method", "edge_map")
     folder = pictures(tmp_path / "in", 8)
     assert run("explain", folder, *MODEL, *methods, "--out", tmp_path / "out", "--batch-size", "2").exit_code == 0

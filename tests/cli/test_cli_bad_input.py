@@ -152,7 +152,7 @@ def test_unexpected_errors_are_one_line_too(tmp_path: Path, monkeypatch: pytest.
     def broken(*args: Any) -> Any:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr(files, "find_files", broken)
+    monkeypatch.setattr(files, "find_pictures", broken)
     args = ("explain", picture(tmp_path / "a.png"), *MODEL, "--out", tmp_path / "out")
     assert_refused(run(*args), "RuntimeError: first line second line", "--debug")
     assert isinstance(run(*args, "--debug").exception, RuntimeError)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import aha
+from aha.learned.library import explainer_folder, explainer_of
+from aha.learned.settings import load_settings
 from command_line import MODEL, assert_refused, picture, pictures, run
 
 QUICK = ("--preset", "smoke", "--img-size", "64", "steps=2", "width=16", "perturbations=2")
@@ -26,7 +29,7 @@ def train(tmp_path: Path, *more: str):
 
 def test_train_explain_export(tmp_path: Path) -> None:
     """An explainer is trained, found by the model's weights, named by its folder, and written as ONNX."""
-    result = train(tmp_path, "--json")
+    result = train(tmp_path, "--json", "--remember", "evidence=forward")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["steps"] == 2 and set(found["validation"]) == {"deletion", "insertion", "ins_del"}
@@ -40,6 +43,20 @@ def test_train_explain_export(tmp_path: Path) -> None:
     result = run("export", explainer, "--onnx", tmp_path / "e.onnx", *MODEL, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["largest_difference"] < 1e-3 and (tmp_path / "e.onnx").is_file()
+
+
+def test_an_explainer_is_remembered_on_request_alone(tmp_path: Path) -> None:
+    """A quick try must not take the place of the good one that `aha` meant until then."""
+    explain = ("explain", picture(tmp_path / "x.png"), *MODEL, "--img-size", "64", "--method", "aha", "--out")
+    assert json.loads(train(tmp_path, "--json").stdout)["remembered"] is False
+    assert_refused(run(*explain, tmp_path / "a"), "train one: aha train")
+    model = aha.load_model("timm:test_resnet", pretrained=False, img_size=64, device="cpu")
+    settings = load_settings("smoke", ["steps=2", "width=16", "perturbations=2"])
+    aha.train(model, tmp_path / "data", tmp_path / "quick", settings=settings)
+    assert explainer_folder(model) is None
+    found = aha.train(model, tmp_path / "data", tmp_path / "good", settings=settings, remember=True)
+    assert explainer_of(model).digest == found.digest
+    assert run(*explain, tmp_path / "a").exit_code == 0
 
 
 def test_a_finished_run_is_not_started_again_but_may_be_resumed(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from aha.data.datasets import find_data
 from aha.data.images import read_image
 from aha.data.samples import Sample, find_samples
 from aha.errors import ImageError
 from aha.learned.data import StepImages, step_batches
-from aha.models import TargetModel
+from aha.models import TargetModel, load_model
+from fakes import TinyCNN
 
 
 def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -38,23 +40,29 @@ def shards(folder: Path, tmp_path: Path) -> Path:
     return place
 
 
-def test_a_flat_folder_has_no_labels(folder: Path) -> None:
-    found = find_samples(folder, 8)
+def test_a_flat_folder_has_no_labels(folder: Path, target: TargetModel) -> None:
+    found = find_samples(folder, target)
     assert len(found) == 40 and all(sample.label is None for sample in found)
 
 
-def test_folders_are_classes_in_the_order_of_their_names(folder: Path, tmp_path: Path) -> None:
+def test_folders_mean_the_classes_that_they_mean_elsewhere(folder: Path, tmp_path: Path) -> None:
+    """By the model's names where it has them; numbered by the alphabet, training would teach other classes."""
     for index, name in enumerate("cab"):
         (tmp_path / "classes" / name).mkdir(parents=True)
         shutil.copy(folder / f"0{index}.png", tmp_path / "classes" / name)
-    found = find_samples(tmp_path / "classes", 3)
-    assert {Path(sample.file).parent.name: sample.label for sample in found} == {"a": 0, "b": 1, "c": 2}
+    expected = {None: {"a": 0, "b": 1, "c": 2}, ("b", "c", "a"): {"a": 2, "b": 0, "c": 1}}
+    for names, labels in expected.items():
+        model = load_model(TinyCNN(classes=3), input_size=32, mean=[0.5] * 3, std=[0.5] * 3, class_names=names)
+        found = find_samples(tmp_path / "classes", model)
+        assert {Path(sample.file).parent.name: sample.label for sample in found} == labels
+        judged = find_data(str(tmp_path / "classes"), model)
+        assert [sample.label for sample in found] == [image.label for image in judged]
 
 
 @pytest.mark.parametrize("how", ["folder", "range", "one"])
-def test_shards_hold_what_the_files_held(how: str, shards: Path, folder: Path) -> None:
+def test_shards_hold_what_the_files_held(how: str, shards: Path, folder: Path, target: TargetModel) -> None:
     source = {"folder": shards, "range": shards / "train-{000..001}.tar", "one": shards / "train-001.tar"}[how]
-    found = find_samples(source, 8)
+    found = find_samples(source, target)
     first = 3 if how == "one" else 0
     assert [sample.label for sample in found] == list(range(first, 6))
     for index, sample in enumerate(found, start=first):
@@ -62,16 +70,16 @@ def test_shards_hold_what_the_files_held(how: str, shards: Path, folder: Path) -
         assert read_image(sample.read()).tobytes() == original.tobytes()
 
 
-def test_a_shard_that_is_none_is_one_line(tmp_path: Path) -> None:
+def test_a_shard_that_is_none_is_one_line(tmp_path: Path, target: TargetModel) -> None:
     (tmp_path / "x.tar").write_bytes(b"this is no archive" * 100)
     with pytest.raises(ImageError, match="cannot read the shard"):
-        find_samples(tmp_path / "x.tar", 8)
+        find_samples(tmp_path / "x.tar", target)
     with pytest.raises(ImageError, match="cannot read the shard"):
-        find_samples(tmp_path / "y-{0..1}.tar", 8)
+        find_samples(f"shards:{tmp_path}/y-{{0..1}}.tar", target)
 
 
 def test_every_epoch_sees_every_image_once_in_its_own_order(target: TargetModel, folder: Path) -> None:
-    samples = find_samples(folder / "labels.csv", 8)
+    samples = find_samples(folder / "labels.csv", target)
     images = StepImages(samples, target.stated_preprocessing(), seed=3)
     epochs = [[images[place][3] for place in range(e * 40, e * 40 + 40)] for e in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(sample.file for sample in samples)
@@ -82,7 +90,7 @@ def test_every_epoch_sees_every_image_once_in_its_own_order(target: TargetModel,
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_processes_share_a_step_and_may_start_anywhere(workers: int, target: TargetModel, folder: Path) -> None:
-    samples = find_samples(folder / "labels.csv", 8)
+    samples = find_samples(folder / "labels.csv", target)
     images = StepImages(samples, target.stated_preprocessing(), seed=0)
     whole = list(step_batches(images, range(12), 4, (0, 1), 0))
     late = list(step_batches(images, range(10, 12), 4, (0, 1), workers))

@@ -315,6 +315,6 @@ def test_bad_data_is_one_line(target: TargetModel, folder: Path, tmp_path: Path)
     with pytest.raises(ImageError, match="3 folders with images, but the model has 8 classes"):
         train(target, classes, out)
     (tmp_path / "wrong.csv").write_text("file,label\ndata/00.png,3\ndata/01.png,11\n")
-    with pytest.raises(ImageError, match=r"label 11, but the model has 8 classes \(0 to 7\)"):
+    with pytest.raises(AhaError, match=r"class 11 does not exist; .* has classes 0 to 7"):
         train(target, tmp_path / "wrong.csv", out)
     assert not out.exists()

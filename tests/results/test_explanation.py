@@ -8,6 +8,7 @@ import json
 import math
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,6 @@ def test_a_saved_explanation_is_complete(model: TargetModel, tmp_path: Path) -> 
     assert manifest["seed"] == 3
     assert manifest["settings"]["upsampling"] == "bilinear"
     assert {"aha-attribution", "torch", "timm", "python"} <= set(manifest["versions"])
-    assert not (path.parent / JOURNAL).exists()
     assert len(manifest["items"]) == 4
     for index, item in enumerate(manifest["items"]):
         assert item["image"] == found.subjects[index].name
@@ -213,20 +213,20 @@ def test_a_write_that_fails_leaves_no_part_behind(
 ) -> None:
     aha.explain(model, images, "gradient").save(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    plain = Image.Image.save
+    plain = Path.replace
 
-    def full_disk(self: Image.Image, file: Any, **options: Any) -> None:
-        file.write(b"the first bytes")
+    def full_disk(self: Path, target: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Image.Image, "save", full_disk)
+    monkeypatch.setattr(Path, "replace", full_disk)
     with pytest.raises(OutputError, match="No space left on device"):
         replace(aha.explain(model, images, "gradient"), settings={"seed": 9}).save(tmp_path)
-    monkeypatch.setattr(Image.Image, "save", plain)
+    monkeypatch.setattr(Path, "replace", plain)
     assert not list(tmp_path.rglob("*.partial"))
     pictures = {path: data for path, data in before.items() if path.suffix == ".png"}
     assert all(path.read_bytes() == data for path, data in pictures.items())
-    ResultFolder(tmp_path, model.spec, model.digest).finish()
+    with ResultFolder(tmp_path, model.spec, model.digest):
+        pass
     assert len(json.loads((tmp_path / MANIFEST).read_text())["items"]) == 4
 
 
@@ -263,22 +263,37 @@ def test_folders_of_others_are_refused(model: TargetModel, images: Tensor, tmp_p
 
 def test_a_killed_run_is_taken_up_again(model: TargetModel, images: Tensor, tmp_path: Path) -> None:
     found = aha.explain(model, images, "gradient")
-    results = ResultFolder(tmp_path, found.model, found.digest, found.settings)
-    for index in (0, 1):
-        results.add(found.item(index, key=f"key-{index}"))
+
+    def there() -> list[int]:
+        results = ResultFolder(tmp_path, found.model, found.digest, found.settings)
+        return [index for index in range(3) if results.has(f"work{index}-state")]
+
+    with ResultFolder(tmp_path, found.model, found.digest, found.settings) as results:
+        for index in (0, 1):
+            results.add(found.item(index, key=f"work{index}-state"))
+    (tmp_path / MANIFEST).unlink()
     with (tmp_path / JOURNAL).open("a") as journal:
-        journal.write('{"image": "image-2", "meth')  # killed here
-    again = ResultFolder(tmp_path, found.model, found.digest, found.settings)
-    assert again.keys == {"key-0", "key-1"}
-    again.add(found.item(2, key="key-2"))
-    third = ResultFolder(tmp_path, found.model, found.digest, found.settings)
-    assert third.keys == {"key-0", "key-1", "key-2"}
-    third.finish()
-    assert len(json.loads((tmp_path / MANIFEST).read_text())["items"]) == 3
-    (tmp_path / json.loads((tmp_path / MANIFEST).read_text())["items"][0]["overlay"]).unlink()
-    assert ResultFolder(tmp_path, found.model, found.digest).keys == {"key-1", "key-2"}, "its picture is gone"
+        journal.write('{"key":"image-2", "meth')  # killed here
+    assert there() == [0, 1]
+    with ResultFolder(tmp_path, found.model, found.digest, found.settings) as again:
+        again.add(found.item(2, key="work2-state"))
+    assert there() == [0, 1, 2]
+    listed = json.loads((tmp_path / MANIFEST).read_text())["items"]
+    assert len(listed) == 3
+    (tmp_path / listed[0]["overlay"]).unlink()
+    assert there() == [1, 2], "its picture is gone"
     with pytest.raises(OutputError, match="holds results of"):
         ResultFolder(tmp_path, found.model, "another digest")
+
+
+def test_who_saves_to_the_same_folder_at_the_same_time_loses_nothing(
+    model: TargetModel, images: Tensor, tmp_path: Path
+) -> None:
+    found = [aha.explain(model, images, method) for method in ("gradient", "center_map", "edge_map")]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda one: one.save(tmp_path), found))
+    items = json.loads((tmp_path / MANIFEST).read_text())["items"]
+    assert len({(item["image"], item["method"]) for item in items}) == len(items) == 3 * len(images)
 
 
 # Maps that say nothing

@@ -162,7 +162,7 @@ def test_a_crashed_method_leaves_the_server_alive(
     def crash(*_args: Any, **_options: Any) -> Any:
         raise RuntimeError("secret of the inside")
 
-    monkeypatch.setattr(workbench, "explain_batch", crash)
+    monkeypatch.setattr(workbench, "explain", crash)
     question = {"picture": picture, "model": MODEL, "method": "gradient", "target": 9}
     state = finished(client, client.post("/api/maps", json=question).json())
     assert state["status"] == "failed"
@@ -203,7 +203,7 @@ def test_a_restart_keeps_what_was_finished(
     def never(*_args: Any, **_options: Any) -> Any:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(workbench, "explain_batch", never)
+    monkeypatch.setattr(workbench, "explain", never)
     monkeypatch.setattr(workbench, "reference_curves", never)
     second = make_bench(loaded, tmp_path, gallery)
     with make_client(second) as visitor:
@@ -220,7 +220,7 @@ def test_many_visitors_at_once(client: TestClient, picture: str, monkeypatch: py
     """Fifty visitors, half of them on known work; each new thing is computed once, and one at a time."""
     computed: list[str] = []
     busy = threading.Lock()
-    original = workbench.explain_batch
+    original = workbench.explain
 
     def watched(*args: Any, **options: Any) -> Any:
         assert busy.acquire(blocking=False), "the model was asked by two at once"
@@ -231,7 +231,7 @@ def test_many_visitors_at_once(client: TestClient, picture: str, monkeypatch: py
         finally:
             busy.release()
 
-    monkeypatch.setattr(workbench, "explain_batch", watched)
+    monkeypatch.setattr(workbench, "explain", watched)
     asked(client, "/api/maps", picture=picture, model=MODEL, method="center_map", target=1)
 
     def visit(number: int) -> np.ndarray[Any, Any]:

@@ -1,28 +1,44 @@
 """Which cells a plan has, what each is known by, and which are still to be done.
 
-A cell is one image, method, protocol and kind of target. Its key is a digest of all that its numbers depend on, so that
-whether a cell is done is asked of its key alone.
+A cell is one image, method, protocol and kind of target. The first part of its key says which of them, the second is a
+digest of all that its numbers depend on: weights, preprocessing, the method's parameters and what it has learned, the
+metrics in full, the seed, the picture, its label, and its mask and boxes where a metric looks at them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aha import __version__
-from aha.bench.plan import Work
+from aha.bench.saved import SavedMaps
+from aha.bench.store import work_of
 from aha.core.disk import result_key
-from aha.data.datasets import BenchImage
+from aha.core.ledger import is_done
+from aha.data.datasets import BenchImage, content_digest
 from aha.methods import Method
 from aha.metrics.protocols import Protocol
 from aha.models import TargetModel
 
+Judged = Method | SavedMaps
+"""Whose maps are judged."""
+
 
 class Cells:
-    """The cells of one model's plan; `done` are the keys of those that are finished."""
+    """The cells of one model's plan; `done` has the keys of those that are finished, by what they are about."""
 
-    def __init__(self, model: TargetModel, work: Work, words: tuple[str, ...], seed: int, done: Set[str]) -> None:
-        self._model, self._protocols, self.done = model, work.protocols, done
+    def __init__(
+        self,
+        model: TargetModel,
+        methods: Sequence[Judged],
+        protocols: Sequence[Protocol],
+        words: tuple[str, ...],
+        seed: int,
+        done: Mapping[str, str],
+    ) -> None:
+        self._model, self.done = model, done
+        self._protocols = {protocol.name: protocol for protocol in protocols}
+        self._saved = {str(method): method for method in methods if isinstance(method, SavedMaps)}
         common = result_key(
             __version__,
             model.spec,
@@ -33,36 +49,47 @@ class Cells:
             seed,
             *model.engine_key,
         )
-        prints = {str(method): method.fingerprint(model) for method in work.methods}
-        protocols = {p.name: [metric.in_full() for metric in p.metrics] for p in work.protocols}
+        prints = {str(method): method.fingerprint(model) for method in methods}
+        metrics = {p.name: [metric.in_full() for metric in p.metrics] for p in protocols}
         # Method, protocol and kind of target -> digest of what the cells of all images depend on.
         self._bases = {
-            (method, protocol, word): result_key(common, text, metrics, word)
+            (method, protocol, word): result_key(common, text, in_full, word)
             for method, text in prints.items()
-            for protocol, metrics in protocols.items()
+            for protocol, in_full in metrics.items()
             for word in words
         }
+        self._digests: dict[tuple[str, str], str] = {}
 
     @property
     def per_image(self) -> int:
-        """Number of cells of one image."""
+        """Number of cells of one image for which everything is there."""
         return len(self._bases)
+
+    def count(self, image: BenchImage) -> int:
+        """Number of cells of this image: saved maps need not be there for all."""
+        return sum(self._covers(image, method) for method, _, _ in self._bases)
 
     def key(self, image: BenchImage, method: str, protocol: str, word: str) -> str:
         """What the cell is known by."""
-        return result_key(self._bases[method, protocol, word], image.id, image.size)
-
-    def keys(self, image: BenchImage) -> dict[tuple[str, str, str], str]:
-        """Method, protocol and kind of target -> key, for all cells of an image."""
-        return {parts: self.key(image, *parts) for parts in self._bases}
+        needs = self._protocols[protocol].needs
+        truth = (
+            image.label,
+            image.boxes if "boxes" in needs else "",
+            self._digest(image, "mask") if "mask" in needs else "",
+            self._saved[method].digest(image) if method in self._saved else "",
+        )
+        state = result_key(self._bases[method, protocol, word], self._digest(image, "picture"), *truth)
+        return f"{self._work(image, method, protocol, word)}-{state}"
 
     def missing(self, image: BenchImage) -> list[tuple[str, str, str]]:
         """Method, protocol and kind of target of the image's cells that are to be done."""
-        return [parts for parts, key in self.keys(image).items() if key not in self.done]
+        return [parts for parts in self._bases if self._covers(image, parts[0]) and not self._is_done(image, *parts)]
 
-    def missing_protocols(self, image: BenchImage, method: Method, word: str) -> tuple[Protocol, ...]:
+    def missing_protocols(self, image: BenchImage, method: Judged, word: str) -> tuple[Protocol, ...]:
         """Protocols by which the method's map of the image is still to be judged."""
-        return tuple(p for p in self._protocols if self.key(image, str(method), p.name, word) not in self.done)
+        if not self._covers(image, str(method)):
+            return ()
+        return tuple(p for p in self._protocols.values() if not self._is_done(image, str(method), p.name, word))
 
     def line(self, image: BenchImage, method: str, protocol: str, word: str, **content: Any) -> dict[str, Any]:
         """The cell as it is written, with nothing found yet unless `content` says so."""
@@ -80,3 +107,20 @@ class Cells:
             "version": __version__,
             **content,
         }
+
+    def _covers(self, image: BenchImage, method: str) -> bool:
+        return method not in self._saved or image.id in self._saved[method].maps
+
+    def _work(self, image: BenchImage, method: str, protocol: str, word: str) -> str:
+        return work_of(self._model.spec, self._model.digest, method, protocol, word, image.id)
+
+    def _is_done(self, image: BenchImage, method: str, protocol: str, word: str) -> bool:
+        # Pictures are read for their digest only where there is something to compare it with.
+        known = self._work(image, method, protocol, word) in self.done
+        return known and is_done(self.key(image, method, protocol, word), self.done)
+
+    def _digest(self, image: BenchImage, what: str) -> str:
+        if (image.id, what) not in self._digests:
+            read = image.mask if what == "mask" else image.read
+            self._digests[image.id, what] = "" if read is None else content_digest(read)
+        return self._digests[image.id, what]

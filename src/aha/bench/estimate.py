@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from aha.bench.runner import BenchRun, Step
-from aha.bench.store import encode
+from aha.core.ledger import encode
 from aha.errors import AhaError
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aha.api import explain_batch
+from aha.api import explain
 from aha.bench.truth import Truth, check_truth, copied, labelled_samples
+from aha.core.progress import Listener, heard_by, in_parts, part
 from aha.data.batches import Batch, Images, count_images, iter_batches
 from aha.data.mosaics import Mosaic
 from aha.data.targets import Target, resolve_targets
@@ -31,8 +33,6 @@ from aha.results.score_table import CurveRow, Failure, Row, Scores
 
 Maps = Any
 """Maps from elsewhere: a tensor or array (N, H, W), a list of (H, W), or an Explanation."""
-Progress = Callable[[str, str], None]
-"""Told the image and the method of each map that has been judged."""
 
 
 def evaluate(
@@ -47,7 +47,7 @@ def evaluate(
     boxes: Sequence[Any] | None = None,
     seed: int = 0,
     batch_size: int | None = None,
-    progress: Progress | None = None,
+    progress: Listener | None = None,
 ) -> Scores:
     """Measures maps, or the maps of methods, by named protocols.
 
@@ -62,8 +62,8 @@ def evaluate(
         masks: true object masks, one per image, in the original image's pixels; above 0 is object, 255 does not count.
         boxes: true boxes, one list of (x0, y0, x1, y1) per image, in the original image's pixels.
         seed: of methods, ties and whatever a metric draws.
-        batch_size: most images per forward pass.
-        progress: called after each judged map.
+        batch_size: most images computed at once; the model's own by default, halved when memory runs out.
+        progress: as in `aha.explain`: told the share of the work that is done, from 0 to 1; it may raise to stop it.
 
     Returns:
         Scores; what could not be measured is in `Scores.failures`, and does not stop the rest.
@@ -84,18 +84,27 @@ def evaluate(
     def on_error(name: str, error: ImageError) -> None:
         scores.failures.append(Failure(name, "", "", str(error)))
 
-    for batch in iter_batches(model, images, chunks.size, labels, on_error):
-        positions = batch.positions or list(range(first, first + len(batch.inputs)))
-        samples, outputs = labelled_samples(model, batch, truth, positions, scores.failures)
-        chosen = resolve_targets(targets, model, outputs, batch.labels, positions=positions, total=total)
-        batch = replace(batch, positions=positions)
-        for source in sources:
-            for case in source.cases(batch, samples, outputs, chosen, scores.failures):
-                judge(case, protocols, scores)
-                if progress is not None:
-                    progress(case.sample.name, case.method)
-        first += len(samples)
+    with heard_by(progress) if progress is not None else nullcontext():
+        for batch in iter_batches(model, images, chunks.size, labels, on_error):
+            positions = batch.positions or list(range(first, first + len(batch.inputs)))
+            with part(first, first + len(positions), total) if total else nullcontext():
+                samples, outputs = labelled_samples(model, batch, truth, positions, scores.failures)
+                chosen = resolve_targets(targets, model, outputs, batch.labels, positions=positions, total=total)
+                batch = replace(batch, positions=positions)
+                for source in in_parts(sources):
+                    cases = source.cases(batch, samples, outputs, chosen, scores.failures)
+                    _judge_all(cases, sum(map(len, chosen)), protocols, scores)
+            first += len(samples)
     return scores
+
+
+def _judge_all(cases: Iterator[Case], most: int, protocols: Sequence[Protocol], scores: Scores) -> None:
+    """Judges cases, of which there are at most so many, each an equal part of the work at hand."""
+    for _ in in_parts(range(most)):
+        case = next(cases, None)
+        if case is None:
+            return
+        judge(case, protocols, scores)
 
 
 def _mosaics(images: Images) -> list[Mosaic] | None:
@@ -199,9 +208,9 @@ class MethodSource:
         peak = PeakMemory(self.model.device)
         try:
             # The classes are resolved already, in the order of the batch.
-            plain = replace(batch, positions=None)
+            plain = replace(batch, positions=None, outputs=outputs)
             with peak:
-                found = explain_batch(self.model, plain, self.method, chosen, seed=self.seed, outputs=outputs)
+                found = explain(self.model, plain, self.method, chosen, seed=self.seed)
         except self.faults as error:
             failures += [Failure(sample.name, str(self.method), "", _reason(error)) for sample in samples]
             return
@@ -244,7 +253,7 @@ class _MapSource:
                     raise MetricError(f"{len(self.maps)} maps of {self.name} are too few; {sample.name} has none")
                 values = copied(self.maps[self.used]).float()
                 self.used += 1
-                case = _case(sample, target, _fitted(values, subject.geometry), self.name, self.seed, failures)
+                case = fitted_case(sample, target, values, subject.geometry, self.name, self.seed, failures)
                 if case is not None:
                     yield case
 
@@ -257,11 +266,19 @@ def _case(sample: Sample, target: int, values: Tensor, method: str, seed: int, f
         return None
 
 
-def _fitted(values: Tensor, geometry: Geometry) -> Tensor:
-    """A map in the original image's pixels, brought to the model input; others pass and are judged by their size."""
+def fitted_case(
+    sample: Sample,
+    target: int,
+    values: Tensor,
+    geometry: Geometry,
+    method: str,
+    seed: int,
+    failures: list[Failure],
+) -> Case | None:
+    """A case of a map from elsewhere; one in the original image's pixels is brought to those of the model input."""
     if tuple(values.shape) == geometry.original != geometry.model:
-        return geometry.to_model(values.nan_to_num(0.0))
-    return values
+        values = geometry.to_model(values.nan_to_num(0.0))
+    return _case(sample, target, values, method, seed, failures)
 
 
 def _sources(

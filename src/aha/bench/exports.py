@@ -7,13 +7,31 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from aha.bench.runs import Group, Run
+from aha.bench.runner import BenchRun
+from aha.bench.runs import Group, Run, read_run
 from aha.bench.tables import Table, by_class, headline, summary_tables
+from aha.core.disk import write_atomically, writing
 from aha.errors import MissingExtra
-from aha.results.score_table import Row, csv_bytes, latex_table, markdown_table, parquet_bytes
+from aha.results.score_table import Row, Scores, csv_bytes, latex_table, markdown_table, parquet_bytes
 
 Captioned = Sequence[tuple[str, Table]]
 """Tables with what stands above them."""
+
+
+SCORES, SUMMARY = "scores.csv", "summary.csv"
+
+
+def write_tables(run: BenchRun) -> Scores:
+    """Writes `scores.csv` and `summary.csv` of a run's folder, and gives the scores that its plan asks for."""
+    read = read_run(run.out)
+    with writing(run.out):
+        for name, content in ((SCORES, scores_csv(read.groups)), (SUMMARY, summary_csv(read.groups))):
+            write_atomically(run.out / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+    own = [g for g in read.groups if g.digest == run.model.digest and g.asked in run.words]
+    scores = Scores(protocols=run.work.protocols, model=run.model.spec)
+    for group in own:
+        scores.extend(group.scores)
+    return scores
 
 
 def scores_csv(groups: Sequence[Group]) -> bytes:
@@ -42,9 +60,22 @@ def _rows(groups: Sequence[Group]) -> Iterable[Sequence[Any]]:
 
 def summary_csv(groups: Sequence[Group]) -> bytes:
     """Means, errors, ranks and significance, also of single references."""
-    heads = ["model", "asked", "protocol", "method", "metric", "reference", "mean", "standard_error", "n", "rank", "p"]
+    heads = ["model", "asked", "protocol", "method", "metric", "reference", "mean", "standard_error", "low", "high"]
+    heads += ["n", "rank", "p"]
     rows = (
-        [group.model, group.asked, table.protocol, method, *column, e.mean, e.error, e.n, e.rank or "", e.p]
+        [
+            group.model,
+            group.asked,
+            table.protocol,
+            method,
+            *column,
+            e.mean,
+            e.error,
+            *e.interval,
+            e.n,
+            e.rank or "",
+            e.p,
+        ]
         for group in groups
         for table in summary_tables(group, each_reference=True)
         for method, entries in table.rows.items()

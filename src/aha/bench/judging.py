@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from aha.bench.cells import Cells
+from aha.bench.cells import Cells, Judged
 from aha.bench.evaluate import MethodSource, judge, prepare
 from aha.bench.plan import KeepMaps
 from aha.bench.subjects import GRID, Ready, Subjects
@@ -60,7 +60,7 @@ class Judging:
     """What is judged, and where it goes; `deliver` takes finished cells, `sink` maps and pictures."""
 
     model: TargetModel
-    methods: Sequence[Method]
+    methods: Sequence[Judged]
     subjects: Subjects
     cells: Cells
     seed: int
@@ -102,7 +102,7 @@ class Judging:
 class _Task(NamedTuple):
     """A method, the protocols that judge its maps, and the kind of target it is asked about."""
 
-    method: Method
+    method: Judged
     protocols: tuple[Metrics, ...]
     word: str
 
@@ -126,14 +126,15 @@ class _BatchJudging:
         for word in self.all_.subjects.words:
             chosen = self._classes(word)
             for method in self.all_.methods:
+                own = self._own_classes(method, chosen)
                 groups: dict[tuple[Metrics, ...], list[int]] = defaultdict(list)
                 for row, known in enumerate(self.ready):
                     missing = self.all_.cells.missing_protocols(known.image, method, word)
-                    missing = self._copy(row, str(method), missing, word, chosen[row])
+                    missing = self._copy(row, str(method), missing, word, own[row])
                     if missing:
                         groups[missing].append(row)
                 for protocols, rows in groups.items():
-                    self._judge(_Task(method, protocols, word), rows, chosen)
+                    self._judge(_Task(method, protocols, word), rows, own)
 
     def _classes(self, word: str) -> list[list[int]]:
         if word == GRID:
@@ -141,6 +142,16 @@ class _BatchJudging:
         if word == "label":
             return [[cast("int", known.image.label)] for known in self.ready]
         return resolve_targets(word, self.all_.model, self.outputs, None)
+
+    def _own_classes(self, method: Judged, chosen: list[list[int]]) -> list[list[int]]:
+        """The classes of each image: those of its saved maps, where they say so."""
+        if isinstance(method, Method):
+            return chosen
+        images = [known.image for known in self.ready]
+        return [
+            (method.classes(image) if image.id in method.maps else None) or classes
+            for image, classes in zip(images, chosen, strict=True)
+        ]
 
     def _copy(
         self, row: int, method: str, missing: tuple[Metrics, ...], word: str, classes: list[int]
@@ -160,7 +171,11 @@ class _BatchJudging:
         cells: dict[tuple[int, str], Line] = {}
         failures: list[Failure] = []
         places = {self.samples[row].name: row for row in rows}
-        source = MethodSource(self.all_.model, task.method, self.all_.seed, Exception)
+        source = (
+            MethodSource(self.all_.model, task.method, self.all_.seed, Exception)
+            if isinstance(task.method, Method)
+            else task.method
+        )
         part = Batch(self.batch.inputs[rows], [self.batch.subjects[row] for row in rows])
         cases = source.cases(
             part, [self.samples[row] for row in rows], self.outputs[rows], [chosen[row] for row in rows], failures

@@ -38,7 +38,7 @@ class Plan:
 
     Attributes:
         model: `SOURCE:NAME`, as `aha.load_model` takes it.
-        data: `KIND:PLACE`, or a path whose kind is told by what is there.
+        data: `KIND:PLACE`, or a path whose kind is told by what is there; of several, images are known by their paths.
         methods: texts of methods.
         metrics: protocols or texts of metrics.
         targets: explained classes: `top1`, `label`, `top5`, ...; each is reported apart.
@@ -46,16 +46,17 @@ class Plan:
         limit: number of images; a seeded choice of them, which grows when the limit does.
         filter: "mda" keeps images that are classified correctly with at least 60 %, at most 5 per class.
         seed: of the choice of images, of methods and of metrics.
-        batch_size: most images at once; results do not depend on it.
+        batch_size: most images computed at once; results do not depend on it.
         maps: precision in which maps are kept for the gallery; "none" keeps none.
+        saved: folder of maps that were saved earlier, to be judged as well.
         title: heading of the report.
         paper: name of the published table that the plan repeats, if it does.
         optional: methods that may be missing or not fit the model are left out instead of refused.
     """
 
     model: str
-    data: str
-    methods: tuple[str, ...]
+    data: str | tuple[str, ...]
+    methods: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("quick",)
     targets: tuple[str, ...] = ("top1",)
     weights: str | None = None
@@ -68,8 +69,9 @@ class Plan:
     limit: int | None = None
     filter: Filter = "none"
     seed: int = 0
-    batch_size: int = 16
+    batch_size: int = 32
     maps: KeepMaps = "none"
+    saved: str = ""
     title: str = ""
     paper: str = ""
     optional: bool = False
@@ -113,7 +115,7 @@ def make_plans(settings: Mapping[str, Any], source: str = "the plan") -> list[Pl
             advice = f"did you mean {', '.join(hints)}?" if hints else f"known are: {', '.join(known)}"
             raise SpecError(f"{source} has the unknown setting {name!r}; {advice}")
     for name in ("model", "data", "methods"):
-        if not settings.get(name):
+        if not settings.get(name) and not (name == "methods" and settings.get("saved")):
             raise SpecError(f"{source} does not say {name}")
     models = _listed(settings["model"])
     weights = _listed(settings.get("weights")) or [None] * len(models)
@@ -144,7 +146,7 @@ def check_plan(plan: Plan) -> Work:
             if not plan.optional:
                 raise
             left_out[text] = str(error)
-    if not methods:
+    if not methods and not plan.saved:
         raise SpecError(f"none of the methods {', '.join(plan.methods)} is known")
     return Work(tuple(dict.fromkeys(methods)), protocols, left_out)
 
@@ -162,7 +164,7 @@ def fitted(work: Work, model: TargetModel, *, optional: bool) -> Work:
             left_out[str(method)] = str(error)
         else:
             methods.append(method)
-    if not methods:
+    if work.methods and not methods:
         raise SpecError(f"no method fits {model.spec}: {'; '.join(left_out.values())}")
     return replace(work, methods=tuple(methods), left_out=left_out)
 
@@ -185,7 +187,7 @@ _FLAGS = ("pretrained", "optional")
 
 
 def _value(name: str, value: Any, source: str) -> Any:
-    if name in _TEXTS:
+    if name in _TEXTS or (name == "data" and isinstance(value, list | tuple)):
         return tuple(_text(item, name, source) for item in _listed(value))
     if name in _CHOICES:
         if value not in _CHOICES[name]:
@@ -207,7 +209,7 @@ def _value(name: str, value: Any, source: str) -> Any:
 def _text(value: Any, name: str, source: str) -> str:
     if isinstance(value, Path):
         return str(value)
-    if not isinstance(value, str) or (not value and name not in ("title", "paper")):
+    if not isinstance(value, str) or (not value and name not in ("title", "paper", "saved")):
         raise SpecError(f"{source}: {name} is a text, not {value!r}")
     return value
 

@@ -45,7 +45,7 @@ from aha.bench.telling import Telling, telling_images
 from aha.core.disk import versions, write_atomically, writing
 from aha.errors import OutputError
 
-REPORT, SCORES, SUMMARY = "report.html", "scores.csv", "summary.csv"
+REPORT = "report.html"
 _MOST_REASONS = 12
 
 
@@ -87,8 +87,8 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
 
         sections = [_section(read, group, save) for group in read.groups]
         tables = [(section.caption(table), table) for section in sections for table in section.tables]
-        save(SCORES, exports.scores_csv(read.groups))
-        save(SUMMARY, exports.summary_csv(read.groups))
+        save(exports.SCORES, exports.scores_csv(read.groups))
+        save(exports.SUMMARY, exports.summary_csv(read.groups))
         save("per_class.csv", exports.per_class_csv(read))
         save("tables.md", exports.tables_markdown(tables))
         save("tables.tex", exports.tables_latex(tables))

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from aha.bench.cells import Cells
+from aha.bench.cells import Cells, Judged
 from aha.bench.judging import Judging, Line, Sink
 from aha.bench.plan import Plan, Work, check_plan, fitted
-from aha.bench.store import Store, known_keys, read_plans_of
+from aha.bench.saved import SavedMaps, find_saved
+from aha.bench.store import ROWS, Store, current_keys, read_plans_of
 from aha.bench.subjects import Subjects
 from aha.core.disk import check_writable, versions, writing
 from aha.data.datasets import BenchImage
+from aha.errors import MetricError, OutputError, SpecError
 from aha.learned.engine import launched_device, launched_share, parts_of
 from aha.models import TargetModel, load_model
 
 ENGINES = "engines.jsonl"
 """What ran the passes of each part of a run, where that was not the model itself."""
+OLD_RECORD = "evaluation.json"
+"""What earlier versions of `aha evaluate` wrote instead of plans and rows."""
 _SYNC_SECONDS = 2.0
 
 
@@ -45,6 +49,7 @@ class BenchRun:
         plan: what was asked for.
         model: the loaded model.
         work: methods and protocols, and what was left out of them.
+        methods: whose maps are judged: those of the work, and saved ones.
         subjects: the images of all processes; this one does its share of them.
         cells: what is known of each image's cells.
     """
@@ -62,10 +67,15 @@ class BenchRun:
         self._share = launched_share() if share is None else share
         work = check_plan(plan)
         check_writable(self.out)
+        if (self.out / OLD_RECORD).is_file() and not (self.out / ROWS).is_dir():
+            raise OutputError(f"{self.out} holds scores of an earlier version, which can be read but not continued")
         self.model = load_planned(plan, device) if model is None else model
         self.work: Work = fitted(work, self.model, optional=plan.optional)
-        self.subjects = Subjects(plan, self.model, self.work.protocols, read_plans_of(self.out))
-        self.cells = Cells(self.model, self.work, self.words, plan.seed, known_keys(self.out))
+        earlier = read_plans_of(self.out)
+        self._check_settings(earlier)
+        self.subjects = Subjects(plan, self.model, self.work.protocols, earlier)
+        self.methods: tuple[Judged, ...] = (*self.work.methods, *self._saved())
+        self.cells = Cells(self.model, self.methods, self.work.protocols, self.words, plan.seed, current_keys(self.out))
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -85,7 +95,9 @@ class BenchRun:
     @property
     def total(self) -> int:
         """Number of cells of this process, finished ones included."""
-        return self.cells.per_image * len(parts_of(self.num_images, self._share))
+        if self.subjects.are_mosaics:
+            return self.cells.per_image * len(parts_of(self.num_images, self._share))
+        return sum(self.cells.count(image) for image in self._own_images())
 
     @property
     def pending(self) -> int:
@@ -107,7 +119,7 @@ class BenchRun:
     def run(self, on_step: Callable[[Step], None] = lambda step: None) -> None:
         """Does what is missing; whatever ends it, what was done is in the folder."""
         with Store(self.out, self._share[0]) as store:
-            self.cells.done = store.keys
+            self.cells.done = store.done
             if self._share[0] == 0:
                 store.record_plan(self.record())
             try:
@@ -130,7 +142,7 @@ class BenchRun:
                 on_step(Step(len(own), sum(not cell["found"] for cell in own), method))
 
         judging = Judging(
-            self.model, self.work.methods, self.subjects, self.cells, self.plan.seed, self.plan.maps, sink, deliver
+            self.model, self.methods, self.subjects, self.cells, self.plan.seed, self.plan.maps, sink, deliver
         )
         while part := list(islice(images, self.plan.batch_size)):
             judging.images(part)
@@ -143,7 +155,9 @@ class BenchRun:
             "digest": self.model.digest,
             "classes": list(self.model.class_names or ())[: self.model.num_classes],
             "score": self.model.score.name,
-            "methods": [str(method) for method in self.work.methods],
+            "settings": self.settings(),
+            "methods": [str(method) for method in self.methods],
+            "covered": {m.name: len(m.maps) for m in self.methods if isinstance(m, SavedMaps)},
             "protocols": {p.name: [metric.in_full() for metric in p.metrics] for p in self.work.protocols},
             "asked": list(self.words),
             "images": self.num_images,
@@ -159,6 +173,41 @@ class BenchRun:
             entry = {"model": self.model.spec, "digest": self.model.digest, "process": self._share[0], **facts}
             with writing(self.out), (self.out / ENGINES).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
+
+    def settings(self) -> dict[str, Any]:
+        """What all numbers of a model in one folder have in common: a mean over several of them would mean nothing."""
+        model = self.model
+        return {
+            "seed": self.plan.seed,
+            "score": model.score.name,
+            "precision": model.precision,
+            "engine": model.engine if model.engine_key else "eager",
+            "preprocessing": str(model.preprocessing),
+        }
+
+    def _saved(self) -> list[SavedMaps]:
+        """Saved maps of the images, refused where they cannot be judged."""
+        if not self.plan.saved:
+            return []
+        if self.subjects.are_mosaics:
+            raise MetricError("mosaics need methods, not saved maps")
+        if any("method" in protocol.needs for protocol in self.work.protocols):
+            raise MetricError("this protocol explains again, which needs a method; maps alone are not enough")
+        found = find_saved(self.plan.saved, self.subjects.images, self.plan.seed)
+        both = {saved.name for saved in found} & {str(method) for method in self.work.methods}
+        if both:
+            raise SpecError(f"{both.pop()} is both a method and saved maps; judge them in folders of their own")
+        return found
+
+    def _check_settings(self, earlier: Sequence[Mapping[str, Any]]) -> None:
+        for entry in earlier:
+            # What the record of an earlier version does not say cannot be compared.
+            former = entry.get("settings", {}) if entry["digest"] == self.model.digest else {}
+            for name, value in self.settings().items():
+                if former.get(name, value) != value:
+                    raise OutputError(
+                        f"{self.out} holds results with {name}={former[name]}, not {value}; choose another folder"
+                    )
 
     def _own_images(self) -> list[BenchImage]:
         return [self.images[index] for index in parts_of(len(self.images), self._share)]
@@ -176,5 +225,5 @@ def load_planned(plan: Plan, device: str | None = None) -> TargetModel:
         device=device or launched_device(),
         precision=cast("Any", plan.precision),
         engine=cast("Any", plan.engine),
-        batch_size=max(plan.batch_size, 32),
+        batch_size=plan.batch_size,
     )

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aha.bench.store import PLANS, ROWS, Appender, encode, known_keys, read_cells, read_plans_of
+from aha.bench.store import ROWS, merge_cells, read_cells, read_plans_of
 from aha.core.disk import check_writable
 from aha.errors import OutputError, SpecError
 from aha.metrics.protocols import Protocol, load_protocols
@@ -130,7 +130,8 @@ def _expected(plans: Sequence[Mapping[str, Any]]) -> int:
     for plan in plans:
         for method in plan["methods"]:
             for protocol in plan["protocols"]:
-                most[method, protocol] = max(most[method, protocol], plan["images"])
+                images = plan.get("covered", {}).get(method, plan["images"])
+                most[method, protocol] = max(most[method, protocol], images)
     return sum(most.values())
 
 
@@ -172,18 +173,13 @@ def merge_runs(folders: Sequence[str | Path], out: str | Path) -> int:
             raise OutputError(f"{folder} is not the folder of a run")
     if (out / ROWS).exists():
         raise OutputError(f"{out} holds a run already; choose another folder")
-    rows = Appender(out / ROWS / "0000.jsonl")
-    try:
-        keys: set[str] = set()
-        for folder in sources:
-            fresh = [cell for cell in read_cells(folder) if cell["key"] not in keys]
-            keys |= {cell["key"] for cell in fresh}
-            rows.append(b"".join(encode(_without_maps(cell)) for cell in fresh))
-    finally:
-        rows.close()
-    plans = b"".join((f / PLANS).read_bytes() for f in sources if (f / PLANS).is_file())
-    (out / PLANS).write_bytes(plans)
-    return len(known_keys(out))
+    found: dict[str, dict[str, Any]] = {}
+    for folder in sources:
+        for cell in read_cells(folder):
+            found.setdefault(cell["key"], _without_maps(cell))
+    plans = [entry for folder in sources for entry in read_plans_of(folder)]
+    merge_cells(found.values(), plans, out)
+    return len(read_cells(out))
 
 
 def _without_maps(cell: dict[str, Any]) -> dict[str, Any]:

@@ -1,153 +1,85 @@
-"""A run on disk: lines that are only ever appended, one per finished cell, each with a key of all it depends on.
+"""A run on disk: ledgers of finished cells (see `aha.core.ledger`), and the maps that were kept.
 
     run/
       plans.jsonl            what was asked for, each time it was: plan, digest, versions, images, methods left out
-      rows/0000.jsonl        cells of the first process; each process appends to its own file
+      rows/0000.jsonl        cells of the first process; each process appends to its own ledger
       maps/0000-000.bin      kept maps and pictures, where plans ask for them; the cells say where in it
 
-A cell is one image, method, protocol and kind of target. Its line is written when everything before it is in place, so
-a run that is killed loses the cells in flight and nothing else; half a line at the end is cut off when the file is
-opened again. Whether a cell is done is asked of its key alone.
+A cell is one image, method, protocol and kind of target. Its line is written when everything before it is in place.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from aha.core.disk import check_writable, writing
+from aha.core.disk import result_key
+from aha.core.ledger import Appender, Ledger, Line, checksum, latest_keys, sound_lines
 from aha.errors import OutputError
 
 PLANS, ROWS, MAPS = "plans.jsonl", "rows", "maps"
-_START = b'{"key":"'  # so that a key is found without reading the rest of the line
 _SHARD_BYTES = 1 << 30
 _QUALITY = 88
 
 
-class Appender:
-    """A file of this process alone, to which whole pieces are appended, or nothing."""
-
-    def __init__(self, path: Path) -> None:
-        with writing(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = path.open("ab", buffering=0)
-        if not _lock(self._file):
-            self._file.close()
-            raise OutputError(
-                f"another process is writing to {path.parent.parent}; wait for it, or choose another folder"
-            )
-        self.path = path
-
-    @property
-    def size(self) -> int:
-        """Bytes in the file."""
-        return os.fstat(self._file.fileno()).st_size
-
-    def append(self, content: bytes) -> int:
-        """Adds the bytes and returns where they start; on a full disk, the file stays as it was."""
-        start = self.size
-        view = memoryview(content)
-        try:
-            while view:
-                view = view[self._file.write(view) :]
-        except OSError as error:
-            self.truncate(start)
-            raise OutputError(f"cannot write to {self.path}: {error.strerror or error}") from error
-        return start
-
-    def truncate(self, size: int) -> None:
-        """Cuts off what is behind `size`."""
-        if size < self.size:
-            self._file.truncate(size)
-
-    def sync(self) -> None:
-        """Until the disk has it: a power cut loses nothing then."""
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Gives the file back."""
-        self._file.close()
-
-
-class Store:
-    """The run folder as one process writes it: `keys` of all processes' cells, `add` for its own.
+class Store(Ledger):
+    """The run folder as one process writes it.
 
     Use it in a `with`; only one process at a time can hold the same rank of a folder.
     """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
-        check_writable(folder)
         self.folder, self._rank = folder, rank
-        self._rows = Appender(folder / ROWS / f"{rank:04d}.jsonl")
         self._maps: Appender | None = None
-        self._cut_torn_line()
-        self.keys = known_keys(folder)
+        super().__init__(
+            folder / ROWS / f"{rank:04d}.jsonl",
+            folder,
+            siblings=lambda: ledgers(folder),
+            is_sound=lambda line: is_cell(line) and _has_its_maps(folder, line),
+        )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def sync(self) -> None:
+        """Brings what was added to the disk, maps before the cells that speak of them."""
+        if self._maps is not None:
+            self._maps.sync()
+        super().sync()
 
     def close(self) -> None:
         """Brings everything to the disk and lets other processes write."""
-        for file in (self._maps, self._rows):
-            if file is not None:
-                file.sync()
-                file.close()
-        self._maps = None
-
-    def record_plan(self, entry: dict[str, Any]) -> None:
-        """Notes what is about to be done, unless the last entry says the same."""
-        line = json.dumps(entry).encode() + b"\n"
-        known = self.folder / PLANS
-        if not known.is_file() or line not in known.read_bytes().splitlines(keepends=True):
-            file = Appender(known)
-            try:
-                if file.size and not known.read_bytes().endswith(b"\n"):
-                    line = b"\n" + line
-                file.append(line)
-            finally:
-                file.close()
-
-    def add(self, cells: Iterable[dict[str, Any]]) -> None:
-        """Appends finished cells in one piece; each has a `key`, and one that is known already is left out."""
-        fresh = {cell["key"]: cell for cell in cells if cell["key"] not in self.keys}
-        if fresh:
-            self._rows.append(b"".join(encode(cell) for cell in fresh.values()))
-            self.keys.update(fresh)
-
-    def sync(self) -> None:
-        """Brings what was added to the disk."""
         if self._maps is not None:
             self._maps.sync()
-        self._rows.sync()
+            self._maps.close()
+            self._maps = None
+        super().close()
+
+    def record_plan(self, entry: dict[str, Any]) -> None:
+        """Notes what is about to be done, unless that is noted already."""
+        key = f"{result_key(json.dumps(entry, sort_keys=True))}-plan"
+        with Ledger(self.folder / PLANS, self.folder, is_sound=_is_plan) as plans:
+            plans.add([{"key": key, **entry}])
 
     def keep_map(self, values: NDArray[np.float32], precision: str) -> list[Any]:
-        """Stores a map (H, W) and returns where: file, offset, height, width, type, scale."""
+        """Stores a map (H, W) and returns where: file, offset, height, width, type, scale, checksum."""
         # Maps have no unit and may lie far outside the range of half precision.
         scale = float(np.abs(values).max()) or 1.0
         content = (values / np.float32(scale)).astype(precision).tobytes()
         name, offset = self._keep(content)
-        return [name, offset, *values.shape, precision, scale]
+        return [name, offset, *values.shape, precision, scale, checksum(content)]
 
     def keep_picture(self, picture: Image.Image) -> list[Any]:
-        """Stores a picture and returns where: file, offset, bytes."""
+        """Stores a picture and returns where: file, offset, bytes, checksum."""
         buffer = io.BytesIO()
         picture.save(buffer, format="JPEG", quality=_QUALITY)
-        name, offset = self._keep(buffer.getvalue())
-        return [name, offset, len(buffer.getvalue())]
+        content = buffer.getvalue()
+        name, offset = self._keep(content)
+        return [name, offset, len(content), checksum(content)]
 
     def _keep(self, content: bytes) -> tuple[str, int]:
         if self._maps is None or self._maps.size + len(content) > _SHARD_BYTES:
@@ -165,75 +97,111 @@ class Store:
                 return Appender(path)
             number += 1
 
-    def _cut_torn_line(self) -> None:
-        start, line = 0, b""
-        with self._rows.path.open("rb") as file:
-            for following in file:
-                start, line = start + len(line), following
-        if line and not _is_sound(line):
-            self._rows.truncate(start)
+
+# Cells
+
+_TEXTS = ("key", "model", "digest", "method", "protocol", "asked", "image")
 
 
-def encode(cell: dict[str, Any]) -> bytes:
-    """A cell as its line; the key comes first."""
-    ordered = {"key": cell["key"], **{name: value for name, value in cell.items() if name != "key"}}
-    return json.dumps(ordered, separators=(",", ":")).encode() + b"\n"
+def ledgers(folder: Path) -> list[Path]:
+    """The ledgers of all processes of a run."""
+    return sorted((folder / ROWS).glob("*.jsonl"))
 
 
-def is_whole(line: bytes) -> bool:
-    """Was the line written to its end? After a power cut, what never reached the disk may read as zeros."""
-    return line.startswith(_START) and line.endswith(b"}\n") and b"\0" not in line
-
-
-def _is_sound(line: bytes) -> bool:
+def is_cell(line: Line) -> bool:
+    """Is it one of ours? Lines with a checksum are; those of earlier versions are looked at."""
+    if line.turn > 0:
+        return True
+    cell = line.record()
     try:
-        return is_whole(line) and bool(json.loads(line))
-    except ValueError:
+        return all(isinstance(cell[name], str) for name in _TEXTS) and _is_found(cell)
+    except (KeyError, TypeError, ValueError):
         return False
 
 
-def _keyed_lines(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for path in sorted((folder / ROWS).glob("*.jsonl")):
-        with path.open("rb") as file:
-            for line in file:
-                if is_whole(line):
-                    yield line[len(_START) : line.index(b'"', len(_START))].decode(), line
+def _is_found(cell: Mapping[str, Any]) -> bool:
+    for metric, reason in cell["failures"]:
+        if not isinstance(metric, str) or not isinstance(reason, str):
+            return False
+    for found in cell["found"]:
+        for _metric, _reference, value in found["rows"]:
+            float(value)
+        for _kind, _reference, shares, scores in found["curves"]:
+            tuple(map(float, (*shares, *scores)))
+        if type(found["target"]) is not int or not isinstance(found["score"], float | int):
+            return False
+    return cell["label"] is None or type(cell["label"]) is int
 
 
-def known_keys(folder: Path) -> set[str]:
-    """Keys of all finished cells of a run, whichever process did them; none if there is no such folder."""
-    return {key for key, _ in _keyed_lines(folder)}
+def work_of(model: str, digest: str, method: str, protocol: str, asked: str, image: str) -> str:
+    """What a cell is about, as the first part of its key says it."""
+    return result_key(model, digest, method, protocol, asked, image)[:16]
+
+
+def current_keys(folder: Path) -> dict[str, str]:
+    """Work -> the key that counts, of all finished cells, whichever process did them; none if there is no such folder.
+
+    For counting what is missing: whether kept maps are as they should be is looked at when work begins.
+    """
+    return latest_keys(sound_lines(ledgers(folder), is_cell))
 
 
 def read_cells(folder: Path) -> list[dict[str, Any]]:
     """All cells of a run, each once, in an order that does not depend on how the work was shared."""
     if not (folder / ROWS).is_dir():
         raise OutputError(f"{folder} is not the folder of a run")
-    cells = {}
-    for key, line in _keyed_lines(folder):
-        try:
-            cells[key] = json.loads(line)
-        except ValueError:
-            continue  # damaged by something else; the cell counts as missing
-    return list(cells.values())
+    found: dict[str, tuple[int, dict[str, Any]]] = {}
+    for line in sound_lines(ledgers(folder), is_cell):
+        cell = line.record()
+        # Keys of earlier versions do not say what a cell is about.
+        work = work_of(*(cell[name] for name in _TEXTS[1:]))
+        if work not in found or found[work][0] <= line.turn:
+            found[work] = line.turn, cell
+    return [cell for _, cell in found.values()]
+
+
+def merge_cells(cells: Iterable[Mapping[str, Any]], plans: Iterable[Mapping[str, Any]], out: Path) -> None:
+    """Writes cells and plans of other runs as a run of its own."""
+    with Store(out) as store:
+        store.add(cells)
+        for plan in plans:
+            store.record_plan({name: value for name, value in plan.items() if name != "key"})
+
+
+# Plans
+
+_IN_PLANS = {
+    "plan": dict,
+    "model": str,
+    "digest": str,
+    "methods": list,
+    "protocols": dict,
+    "asked": list,
+    "images": int,
+    "left_out": dict,
+}
 
 
 def read_plans_of(folder: Path) -> list[dict[str, Any]]:
     """What was asked of a run, oldest first."""
     path = folder / PLANS
-    found = []
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue  # half a line of a killed run
-    return found
+    return [line.record() for line in sound_lines([path], _is_plan)] if path.is_file() else []
+
+
+def _is_plan(line: Line) -> bool:
+    if line.turn > 0:
+        return True
+    entry = line.record()
+    return all(isinstance(entry.get(name), kind) for name, kind in _IN_PLANS.items())
+
+
+# Maps
 
 
 def read_map(folder: Path, where: list[Any]) -> NDArray[np.float32]:
     """The map (H, W) that `Store.keep_map` stored."""
-    name, offset, height, width, precision, scale = where
-    content = _stretch(folder, name, offset, height * width * np.dtype(precision).itemsize)
+    name, offset, height, width, precision, scale, *check = where
+    content = _stretch(folder, name, offset, height * width * np.dtype(precision).itemsize, *check)
     return np.frombuffer(content, dtype=precision).reshape(height, width).astype(np.float32) * np.float32(scale)
 
 
@@ -242,20 +210,27 @@ def read_picture(folder: Path, where: list[Any]) -> Image.Image:
     return Image.open(io.BytesIO(_stretch(folder, *where))).convert("RGB")
 
 
-def _stretch(folder: Path, name: str, offset: int, length: int) -> bytes:
+def _stretch(folder: Path, name: str, offset: int, length: int, check: str = "") -> bytes:
+    """Bytes of a file of maps; runs of earlier versions have no checksum of them."""
     with (folder / MAPS / Path(name).name).open("rb") as file:
         file.seek(offset)
-        return file.read(length)
+        content = file.read(length)
+    if len(content) < length or (check and checksum(content) != check):
+        raise ValueError(f"{folder / MAPS / name} is damaged")
+    return content
 
 
-def _lock(file: IO[bytes]) -> bool:
-    """Takes the file for this process, until it is closed or the process ends; where locks exist."""
-    try:
-        import fcntl
-    except ImportError:
+def _has_its_maps(folder: Path, line: Line) -> bool:
+    """Are the maps and the picture that a cell speaks of as they were written?"""
+    if b'"map":' not in line.content and b'"picture":' not in line.content:
         return True
+    cell = line.record()
+    kept = [found["map"] for found in cell["found"] if "map" in found]
     try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        for where in kept:
+            read_map(folder, where)
+        if "picture" in cell:
+            _stretch(folder, *cell["picture"])
+    except (OSError, ValueError, TypeError, IndexError, KeyError):
         return False
     return True

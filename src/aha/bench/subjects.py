@@ -15,7 +15,6 @@ from torch import Tensor
 from aha.bench.plan import Plan
 from aha.bench.truth import Truth, check_truth
 from aha.core.disk import result_key
-from aha.data import layouts  # noqa: F401  # registers the kinds of data
 from aha.data.batches import Subject
 from aha.data.datasets import BenchImage, choose, find_data, mda_filter
 from aha.data.images import read_image
@@ -123,7 +122,7 @@ class Subjects:
             return choose(images, plan.limit, plan.seed)
         wanted = {name: plan.as_dict().get(name) for name in _CHOOSES}
         for entry in earlier:
-            same = entry["digest"] == self._model.digest and entry["kept"]
+            same = entry["digest"] == self._model.digest and entry.get("kept")
             if same and {name: entry["plan"].get(name) for name in _CHOOSES} == wanted:
                 self.kept = entry["kept"]
         if self.kept is None:

@@ -14,7 +14,7 @@ from aha.bench.significance import LEVEL, holm, paired_p
 from aha.metrics import ARROWS, directions, side_columns
 from aha.metrics.base import Direction
 from aha.metrics.curves import AVERAGE
-from aha.results.score_table import SummaryRow, summarise
+from aha.results.score_table import SummaryRow, student_quantile, summarise
 
 SHADED = 3
 _HEADLINES = ("ins_del", "neg_pos", "insertion", "deletion")
@@ -37,6 +37,12 @@ class Entry:
     n: int
     rank: int
     p: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Student's 95 % interval of the mean; NaN where there is no error."""
+        reach = math.nan if math.isnan(self.error) else student_quantile(self.n - 1) * self.error
+        return self.mean - reach, self.mean + reach
 
     @property
     def is_top(self) -> bool:

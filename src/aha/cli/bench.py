@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aha.cli.options import MAX_SEED, Debug, Device, Json, NoPretrained, Quiet
+from aha.cli.options import MAX_SEED, Debug, Device, Json, Limit, NoPretrained, Quiet
 from aha.cli.reporting import INTERRUPTED, answer, bench_bar, duration, print_json, reported, say_error
 from aha.cli.texts import check_texts, complete_method, complete_metric, complete_model, complete_score
 
@@ -46,7 +46,7 @@ def bench(
     target: Annotated[
         list[str] | None, typer.Option(help="Repeatable, reported apart: top1, label, top5, ...", show_default="top1")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of images, a seeded choice.")] = None,
+    limit: Limit = None,
     keep: Annotated[str | None, typer.Option("--filter", help="none, or mda: its rule for choosing images.")] = None,
     maps: Annotated[str | None, typer.Option(help="Keep maps for the gallery: none, float16 or float32.")] = None,
     seed: Annotated[
@@ -69,7 +69,10 @@ def bench(
             show_default="eager",
         ),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Most images at once.", show_default="16")] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most images computed at once; halved if memory runs out.", show_default="32"),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, try one image, and say what it will cost.")
     ] = False,

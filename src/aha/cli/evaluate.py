@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,30 +16,31 @@ from aha.cli.options import (
     Engine,
     ImageSize,
     Json,
+    Limit,
     NoPretrained,
     Precision,
     Quiet,
     Seed,
     Weights,
 )
-from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
+from aha.cli.reporting import INTERRUPTED, bench_bar, print_json, reported, say_error
 from aha.cli.texts import check_texts, complete_method, complete_metric, complete_model, complete_score
 
 if TYPE_CHECKING:
-    from aha.models.preprocessing import Fit
-    from aha.results.score_table import Scores
+    from aha.results.score_table import Failure, Scores
 
 _SHOWN_FAILURES = 20
 
 
 def evaluate(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH", help="Pictures, folders, or CSV files with labels, masks or boxes.")
+        list[str],
+        typer.Argument(metavar="PATH", help="Pictures, folders, CSV files with labels, masks or boxes, or data sets."),
     ],
     model: Annotated[
         str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model)
     ],
-    out: Annotated[Path, typer.Option(help="Folder for scores.csv and summary.csv; finished images are skipped.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run, with scores.csv and summary.csv.")],
     method: Annotated[
         list[str] | None, typer.Option(help="Repeatable; a method to judge.", autocompletion=complete_method)
     ] = None,
@@ -54,7 +57,7 @@ def evaluate(
     score: Annotated[
         str, typer.Option(help="What is measured, as `aha list scores` shows.", autocompletion=complete_score)
     ] = "softmax",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images.")] = None,
+    limit: Limit = None,
     precision: Precision = "float32",
     engine: Engine = "eager",
     seed: Seed = 0,
@@ -66,49 +69,50 @@ def evaluate(
 ) -> None:
     """Measure explanations: what the model says when the marked pixels go, or come first, and more.
 
-    Finished images are skipped, so that the same command continues an interrupted run.
+    A run of `aha bench` without its page; `aha report` makes that of it. Finished images are skipped, so that the same
+    command continues an interrupted run.
     """
     with reported(debug=debug, quiet=quiet):
         check_texts(models=[model], methods=method or [], metrics=metrics or [], scores=[score])
 
-        from aha.bench.evaluation import EvaluationRun
-        from aha.core.disk import check_writable
-        from aha.data.labelled import find_labelled
+        from aha.bench.exports import write_tables
+        from aha.bench.plan import make_plans
+        from aha.bench.runner import BenchRun
         from aha.errors import SpecError
-        from aha.methods import load_method
-        from aha.metrics.protocols import load_protocols
-        from aha.models import load_model
-        from aha.models.scores import load_score
-        from aha.results.saved_maps import find_maps
 
         if not method and maps is None:
             raise SpecError("nothing to judge; name a --method, or a folder of --maps")
-        methods = [load_method(text) for text in method or []]
-        protocols = load_protocols(metrics or ["quick"])
-        chosen_score = load_score(score)
-        check_writable(out)
-        images = find_labelled(paths)[:limit]
-        saved = [] if maps is None else find_maps(maps, [image.path for image in images])
-        loaded = load_model(
-            model,
-            weights=weights,
-            pretrained=not no_pretrained,
-            img_size=img_size,
-            fit=cast("Fit | None", fit),  # checked where it is used
-            score=chosen_score,
-            device=device,
-            precision=cast("Any", precision),  # checked there too
-            engine=cast("Any", engine),
-            batch_size=batch_size,
+        (plan,) = make_plans(
+            {
+                "model": model,
+                "data": paths,
+                "methods": method or [],
+                "saved": "" if maps is None else str(maps),
+                "metrics": metrics or ["quick"],
+                "targets": [target],
+                "weights": None if weights is None else str(weights),
+                "pretrained": not no_pretrained,
+                "img_size": img_size,
+                "fit": fit,
+                "score": score,
+                "limit": limit,
+                "precision": precision,
+                "engine": engine,
+                "seed": seed,
+                "batch_size": batch_size,
+            },
+            source="the command",
         )
-        run = EvaluationRun(loaded, images, methods, saved, protocols, out, target=target, seed=seed)
+        run = BenchRun(plan, out, device=device)
+        cells = run.total // max(1, run.num_images)
         try:
-            with progress_bar("evaluating", run.pending, shown=not quiet) as advance:
-                run.run(batch_size, advance)
+            with bench_bar(run.pending, cells, shown=not quiet) as advance:
+                run.run(advance)
         except KeyboardInterrupt:
-            say_error(f"interrupted; {len(run.scores)} scores are in {out}; the same command continues")
+            scores = write_tables(run)
+            say_error(f"interrupted; {len(scores)} scores are in {out}; the same command continues")
             raise typer.Exit(INTERRUPTED) from None
-        _report(run.scores, out, json=json, quiet=quiet)
+        _report(write_tables(run), out, json=json, quiet=quiet)
 
 
 def _report(scores: Scores, out: Path, *, json: bool, quiet: bool) -> None:
@@ -123,9 +127,21 @@ def _report(scores: Scores, out: Path, *, json: bool, quiet: bool) -> None:
     elif scores.rows and not quiet:
         typer.echo(scores.to_markdown())
         typer.echo(f"\n{len(scores)} scores: {out / 'scores.csv'}")
-    for failure in scores.failures[:_SHOWN_FAILURES]:
-        say_error(" ".join(part for part in (failure.method, failure.metric, failure.reason) if part))
-    if len(scores.failures) > _SHOWN_FAILURES:
-        say_error(f"and {len(scores.failures) - _SHOWN_FAILURES} more; --json lists all of them")
+    lines = _lines(scores.failures)
+    for line in lines[:_SHOWN_FAILURES]:
+        say_error(line)
+    if len(lines) > _SHOWN_FAILURES:
+        say_error(f"and {len(lines) - _SHOWN_FAILURES} more; --json lists all of them")
     if scores.failures:
         raise typer.Exit(1)
+
+
+def _lines(failures: Sequence[Failure]) -> list[str]:
+    """Failures for people; what fails for several methods alike, such as reading a picture, is said once."""
+    methods: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for failure in failures:
+        methods[failure.metric, failure.reason].add(failure.method)
+    return [
+        " ".join(part for part in (*(names if len(names) == 1 else ()), metric, reason) if part)
+        for (metric, reason), names in methods.items()
+    ]

@@ -15,6 +15,7 @@ from aha.cli.options import (
     Engine,
     ImageSize,
     Json,
+    Limit,
     NoPretrained,
     Precision,
     Quiet,
@@ -33,11 +34,18 @@ _SHOWN_FAILURES = 20
 
 
 def explain(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Pictures and folders of pictures.")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH", help="Pictures, folders of pictures, CSV files, or data sets.")
+    ],
     model: Annotated[
         str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model)
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the results; what is finished there is skipped.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the results; what is finished there is skipped.", show_default="NAME-aha beside it"
+        ),
+    ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,7 +56,9 @@ def explain(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Classes to explain: top1, top5, indices or names.", show_default="top1, or those compared"),
+        typer.Option(
+            help="Classes to explain: top1, top5, label, indices or names.", show_default="top1, or those compared"
+        ),
     ] = None,
     contrast: Annotated[
         str | None,
@@ -62,6 +72,7 @@ def explain(
         str, typer.Option(help="What is reported, as `aha list scores` shows.", autocompletion=complete_score)
     ] = "softmax",
     class_names: Annotated[Path | None, typer.Option(help="Text file with one class name per line.")] = None,
+    limit: Limit = None,
     precision: Precision = "float32",
     engine: Engine = "eager",
     seed: Seed = 0,
@@ -79,8 +90,9 @@ def explain(
         check_texts(models=[model], methods=method or [], scores=[score])
 
         from aha.core.disk import check_writable
+        from aha.data.datasets import choose
         from aha.data.targets import class_list
-        from aha.files import FileRun, find_files, read_class_names
+        from aha.files import FileRun, check_apart, find_pictures, folder_beside, read_class_names
         from aha.methods import load_method
         from aha.methods.var import Var
         from aha.models import load_model
@@ -90,8 +102,9 @@ def explain(
         methods = [load_method(text) for text in method or [_METHOD]]
         chosen_score = load_score(score)
         names = None if class_names is None else read_class_names(class_names)
-        check_writable(out)
-        files = find_files(paths, out)
+        place = folder_beside(paths[0]) if out is None else out
+        check_writable(place)
+        check_apart(paths, place)
         loaded = load_model(
             model,
             weights=weights,
@@ -108,7 +121,8 @@ def explain(
         if contrast is not None:
             compared = tuple(class_list(contrast, loaded))
             methods = [Var(chosen, classes=compared) for chosen in methods]
-        run = FileRun(loaded, files, methods, target or contrast or "top1", out, seed=seed)
+        pictures = choose(find_pictures(paths, place, loaded), limit, seed)
+        run = FileRun(loaded, pictures, methods, target or contrast or "top1", place, seed=seed)
         try:
             with progress_bar("explaining", len(run.pending), shown=not quiet) as advance:
                 run.run(batch_size, advance)

@@ -17,6 +17,7 @@ Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, cuda:1, mps; the fastest at hand by default.", show_default=False)
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Most images computed at once; halved if memory runs out.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Number of images: a choice by the seed, which grows with it.")]
 Weights = Annotated[Path | None, typer.Option(help="Weights file (.safetensors, or tensors saved by PyTorch).")]
 NoPretrained = Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")]
 Precision = Annotated[str, typer.Option(help="float32, or bfloat16 or float16 for passes without gradients.")]

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from aha.errors import AhaError, AhaWarning
+from aha.errors import AhaError, AhaWarning, one_line
 
 _SECONDS_BETWEEN_LINES = 10.0
 INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
@@ -43,7 +43,7 @@ def reported(*, debug: bool, quiet: bool = False) -> Iterator[None]:
 
 def say_error(text: str) -> None:
     """One line that starts with `error:` on stderr."""
-    typer.echo(f"{typer.style('error:', fg='red', bold=True)} {_one_line(text)}", err=True)
+    typer.echo(f"{typer.style('error:', fg='red', bold=True)} {one_line(text)}", err=True)
 
 
 def fail(text: str) -> NoReturn:
@@ -181,8 +181,4 @@ def _own_warnings_only(*, debug: bool, quiet: bool) -> Iterator[None]:
 
 
 def _show_warning(message: Warning | str, *_where: Any) -> None:
-    typer.echo(f"{typer.style('warning:', fg='yellow', bold=True)} {_one_line(str(message))}", err=True)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    typer.echo(f"{typer.style('warning:', fg='yellow', bold=True)} {one_line(str(message))}", err=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from aha.cli.options import BatchSize, Debug, Device, ImageSize, Json, NoPretrained, Quiet, Weights
+from aha.cli.options import Debug, Device, ImageSize, Json, NoPretrained, Quiet, Weights
 from aha.cli.reporting import INTERRUPTED, print_json, reported, say_error, training_bar
 from aha.cli.texts import check_texts, complete_model, complete_score
 
@@ -43,8 +43,13 @@ def train(
         typer.Option(help="float32, bfloat16 or float16 for the frozen networks.", show_default="bfloat16 on a GPU"),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT.")] = False,
+    remember: Annotated[
+        bool, typer.Option("--remember", help="Let --method aha mean this explainer from now on.")
+    ] = False,
     device: Device = None,
-    batch_size: BatchSize = 32,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Images per step; short for batch_size=N.", show_default="the preset's")
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -58,7 +63,6 @@ def train(
 
         from aha.core.disk import check_writable
         from aha.learned.engine import launched_device
-        from aha.learned.library import remember
         from aha.learned.settings import load_settings
         from aha.learned.training import BEST, METRICS
         from aha.learned.training import train as run
@@ -66,7 +70,8 @@ def train(
         from aha.models.scores import load_score
         from aha.models.sources import default_device
 
-        chosen = load_settings(preset, settings or [])
+        given = [] if batch_size is None else [f"batch_size={batch_size}"]
+        chosen = load_settings(preset, [*(settings or []), *given])
         check_writable(out)
         place = device or launched_device() or default_device()
         target = load_model(
@@ -77,7 +82,6 @@ def train(
             score=load_score(score),
             device=place,
             precision=cast("Any", precision) or ("bfloat16" if str(place).startswith("cuda") else "float32"),
-            batch_size=batch_size,
         )
         try:
             with training_bar(chosen.training.steps, shown=not quiet) as advance:
@@ -89,16 +93,17 @@ def train(
                     validation=validation,
                     start=start,
                     resume=resume,
+                    remember=remember,
                     on_step=advance,
                 )
         except KeyboardInterrupt:
             say_error(f"interrupted; continue with --resume and the same command: {out}")
             raise typer.Exit(INTERRUPTED) from None
-        remember(explainer)
         result: dict[str, Any] = {
             "explainer": str(out / BEST),
             "metrics": str(out / METRICS),
             "steps": chosen.training.steps,
+            "remembered": remember,
             "validation": {name: round(value, 4) for name, value in explainer.config.scores.items()},
         }
         if json:
@@ -110,6 +115,8 @@ def train(
                 f"Held-out images: Deletion {scores.get('deletion', math.nan):.3f}, "
                 f"Insertion {scores.get('insertion', math.nan):.3f}, Ins-Del {scores.get('ins_del', math.nan):.3f}"
             )
+            if remember:
+                typer.echo(f"Remembered: --method aha now means this explainer for {model}")
             typer.echo(f"Use it: aha explain PICTURE --model {model} --method \"aha('{out / BEST}')\"")
 
 

@@ -16,6 +16,9 @@ import torch
 
 from aha.errors import OutputError
 
+MANIFEST, JOURNAL = "manifest.json", "journal.jsonl"
+"""Files by which a folder of results is known, so that its pictures are not taken for pictures to look at."""
+
 
 def check_writable(folder: Path) -> None:
     """Refuses a folder that cannot be written to, or could not be made; creates nothing."""
@@ -47,6 +50,26 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove_partials(folder: Path) -> None:
+    """Deletes what `write_atomically` of processes that were killed left below a folder."""
+    for path in folder.rglob(".*.partial"):
+        number = path.name.removesuffix(".partial").rpartition(".")[2]
+        if not (number.isdecimal() and _is_running(int(number))):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name == "nt" or process == os.getpid():
+        return True  # Windows has no harmless signal to ask with
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True  # somebody else's
+    return True
 
 
 @contextmanager

@@ -7,7 +7,7 @@ what a DataLoader gives are model inputs already, normalised by the caller, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +40,21 @@ class Subject:
 class Batch:
     """Model inputs (B, C, H, W) with their pictures and, where known, their true classes (B,).
 
-    `positions` are the places of the images in what the caller handed in, where some of it is left out.
+    `positions` are the places of the images in what the caller handed in, where some of it is left out; `outputs` is
+    what the model says (B, K) about them, where that is known already.
     """
 
     inputs: Tensor
     subjects: list[Subject]
     labels: Tensor | None = None
     positions: list[int] | None = None
+    outputs: Tensor | None = None
 
 
 def count_images(images: Images) -> int | None:
     """How many images the caller handed in, if that can be told without reading them."""
+    if isinstance(images, Batch):
+        return len(images.inputs)
     if isinstance(images, Tensor):
         return 1 if images.dim() == 3 else len(images)
     if isinstance(images, str | Path):
@@ -69,7 +73,9 @@ def iter_batches(
     on_error: Callable[[str, ImageError], None] | None = None,
 ) -> Iterator[Batch]:
     """Batches of at most `batch_size` images, read as they are needed."""
-    if isinstance(images, DataLoader):
+    if isinstance(images, Batch):
+        batches = iter((images,))
+    elif isinstance(images, DataLoader):
         batches = _from_loader(model, images)
     elif (inputs := _as_inputs(images)) is not None:
         batches = _from_inputs(model, inputs, batch_size)
@@ -197,5 +203,5 @@ def _labelled(batches: Iterator[Batch], labels: Sequence[int] | Tensor, total: i
         positions = batch.positions or list(range(first, first + len(batch.inputs)))
         if positions[-1] >= len(known):
             raise TargetError(f"{len(known)} labels are too few; image number {len(known) + 1} has none")
-        yield Batch(batch.inputs, batch.subjects, known[positions], positions)
+        yield replace(batch, labels=known[positions], positions=positions)
         first += len(batch.inputs)

@@ -1,4 +1,4 @@
-"""Images of a benchmark and what is known about them, from the layouts in which data sets come.
+"""Images and what is known about them, from the layouts in which data sets come: the one reader of all commands.
 
 `KIND:PLACE[@SPLIT]`, or a path alone, whose kind is told by what is there:
 
@@ -17,17 +17,22 @@ An image is known by its place inside the data set, so that runs of several mach
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
+from aha.core.disk import result_key
 from aha.core.registry import Registry
 from aha.data.images import read_image
 from aha.data.labelled import Box
+from aha.data.mosaics import Mosaic
 from aha.errors import AhaError, ImageError, SpecError
 from aha.models import TargetModel
 
@@ -41,7 +46,7 @@ class BenchImage:
     Attributes:
         id: its name inside the data set.
         read: gives what `aha.data.images.read_image` takes.
-        size: bytes of the file, so that a changed picture is a new one; 0 where unknown.
+        path: its file, where it is one.
         label: true class of the model, if known.
         mask: gives (H, W) values: above 0 is object, 255 does not count.
         boxes: true boxes in the picture's pixels.
@@ -49,10 +54,28 @@ class BenchImage:
 
     id: str
     read: Callable[[], Any]
-    size: int = 0
+    path: Path | None = None
     label: int | None = None
     mask: Callable[[], NDArray[Any]] | None = None
     boxes: tuple[Box, ...] = ()
+
+
+def content_digest(read: Callable[[], Any]) -> str:
+    """Digest of what is read: a file's bytes, or pixels; of what cannot be read, of the fact."""
+    try:
+        content = read()
+        if isinstance(content, Path):
+            content = content.read_bytes()
+    except (AhaError, OSError, ValueError, KeyError) as error:
+        return f"unreadable: {type(error).__name__}"
+    if isinstance(content, Mosaic):
+        return result_key(content_digest(lambda: content.image), sorted(content.cells))
+    if isinstance(content, Image.Image):
+        content = np.asarray(content)
+    if not isinstance(content, bytes):
+        values = np.ascontiguousarray(content)
+        content = f"{values.dtype} {values.shape} ".encode() + values.tobytes()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 Source = Callable[[Path, str, TargetModel], list[BenchImage]]
@@ -60,8 +83,21 @@ Source = Callable[[Path, str, TargetModel], list[BenchImage]]
 DATA: Registry[Source] = Registry("kind of data")
 
 
-def find_data(text: str, model: TargetModel) -> list[BenchImage]:
-    """All images of a data text, in the order of the data set."""
+def find_data(data: str | Sequence[str], model: TargetModel) -> list[BenchImage]:
+    """All images of a data text, in the order of the data set; or of several, each once and known by its path."""
+    if isinstance(data, str):
+        return _read(data, model)
+    found: dict[str, BenchImage] = {}
+    for text in data:
+        for image in _read(text, model):
+            name = f"{text}/{image.id}" if image.path is None else str(image.path)
+            found.setdefault(name, replace(image, id=name))
+    return list(found.values())
+
+
+def _read(text: str, model: TargetModel) -> list[BenchImage]:
+    from aha.data import layouts  # noqa: F401  # here, since layouts register themselves with this module
+
     kind, place, split = split_text(text)
     images = DATA[kind](Path(place).expanduser(), split, model)
     if not images:

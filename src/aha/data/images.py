@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from aha.core.disk import JOURNAL, MANIFEST
 from aha.errors import ImageError
 from aha.models.preprocessing import MAX_PIXELS
 
@@ -78,8 +79,8 @@ def read_image(source: ImageSource) -> Image.Image:
 def find_images(path: Path) -> list[Path]:
     """Lists the pictures at a path: a file gives itself, a folder all pictures below it, sorted.
 
-    Hidden files and folders are skipped and links to folders are not followed. Files inside a folder are
-    recognised by `IMAGE_SUFFIXES`; a file that is named itself is taken as it is.
+    Hidden files and folders and results of `aha explain` are skipped, and links to folders are not followed. Files
+    inside a folder are recognised by `IMAGE_SUFFIXES`; a file that is named itself is taken as it is.
 
     Raises:
         ImageError: Nothing is there, or the folder has no pictures.
@@ -135,6 +136,9 @@ def _items(source: ImageSource) -> Sequence[ImageSource]:
 
 def _walk(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
+        if Path(parent) != folder and {MANIFEST, JOURNAL} <= set(files):
+            folders[:] = []  # results of an earlier run, whose pictures are not meant
+            continue
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
             file = Path(parent, name)

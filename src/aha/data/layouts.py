@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 from aha.data.datasets import DATA, BenchImage
 from aha.data.images import find_images
 from aha.data.labelled import Box, find_labelled, read_mask
-from aha.data.samples import find_samples
+from aha.data.samples import read_shards_at
 from aha.errors import ImageError, MissingExtra
 from aha.models import TargetModel
 from aha.models.sources import imagenet_synsets
@@ -29,12 +29,10 @@ _TRIMAP_OBJECT, _TRIMAP_BORDER = 1, 3
 
 def _file(path: Path, root: Path, **truth: Any) -> BenchImage:
     """An image that is a file of its own; it must be there."""
-    try:
-        size = path.stat().st_size
-    except OSError:
-        raise ImageError(f"{path} does not exist; check the path") from None
+    if not path.is_file():
+        raise ImageError(f"{path} does not exist; check the path")
     name = path.relative_to(root) if path.is_relative_to(root) else path
-    return BenchImage(name.as_posix(), partial(Path, path), size, **truth)
+    return BenchImage(name.as_posix(), partial(Path, path), path, **truth)
 
 
 def _folder(path: Path, what: str) -> Path:
@@ -340,8 +338,8 @@ def _uncompressed(text: str) -> list[int]:
 def read_shards(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
     """Images inside tar files, read from their place there."""
     return [
-        BenchImage(f"{Path(sample.file).name}/{sample.offset}", sample.read, sample.size, sample.label)
-        for sample in find_samples(place, model.num_classes)
+        BenchImage(f"{Path(sample.file).name}/{sample.offset}", sample.read, label=sample.label)
+        for sample in read_shards_at(place)
     ]
 
 
@@ -368,7 +366,7 @@ def read_hugging_face(place: Path, split: str, model: TargetModel) -> list[Bench
         raise ImageError(f"{place} has no column of images; it has {', '.join(columns)}")
     labels = [None if value is None or value < 0 else int(value) for value in loaded[label]] if label else None
     return [
-        BenchImage(f"{split or 'data'}/{i}", _row_reader(loaded, i, picture), 0, labels[i] if labels else None)
+        BenchImage(f"{split or 'data'}/{i}", _row_reader(loaded, i, picture), label=labels[i] if labels else None)
         for i in range(len(loaded))
     ]
 

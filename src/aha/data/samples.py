@@ -1,34 +1,36 @@
-"""Images and labels without anything held in memory but names, labels and places.
-
-Sources: a folder of images, one folder per class (ImageNet's layout), a CSV file, or tar shards (WebDataset's layout).
-"""
+"""Training images: nothing but names, labels and places is held in memory; and the images inside tar shards."""
 
 from __future__ import annotations
 
 import json
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from aha.data.images import IMAGE_SUFFIXES, find_images
-from aha.data.labelled import find_labelled
+from aha.data.datasets import BenchImage, find_data
+from aha.data.images import IMAGE_SUFFIXES
 from aha.errors import ImageError
+from aha.models import TargetModel
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One training image: a file, or a stretch of a tar shard."""
+    """One training image: a file, a stretch of a tar shard, or what a data set gives."""
 
     file: str
     label: int | None = None
     offset: int = 0
     size: int = 0
+    given: Callable[[], Any] | None = None
 
-    def read(self) -> bytes | Path:
+    def read(self) -> Any:
         """What `read_image` takes."""
+        if self.given is not None:
+            return self.given()
         if not self.size:
             return Path(self.file)
         with Path(self.file).open("rb") as shard:
@@ -36,38 +38,27 @@ class Sample:
             return shard.read(self.size)
 
 
-def find_samples(source: str | Path, num_classes: int) -> list[Sample]:
-    """All images at a source, with labels below `num_classes` where they are known."""
-    path = Path(source)
-    if shards := _shards(path):
-        found = [sample for shard in shards for sample in _in_shard(shard)]
-    elif path.suffix.lower() == ".csv":
-        found = [Sample(str(image.path), image.label) for image in find_labelled([path])]
-    else:
-        found = _in_folder(path, num_classes)
-    if not found:
-        raise ImageError(f"no images to train on in {source}")
-    worst = max((sample.label for sample in found if sample.label is not None), default=0)
-    if worst >= num_classes:
+def find_samples(source: str | Path, model: TargetModel) -> list[Sample]:
+    """All images at a source, labelled as every other command labels them (see `aha.data.datasets`)."""
+    images = find_data(str(source), model)
+    if all(image.label is None for image in images) and any("/" in image.id for image in images if image.path):
+        folders = {image.id.partition("/")[0] for image in images if "/" in image.id}
         raise ImageError(
-            f"{source} has the label {worst}, but the model has {num_classes} classes (0 to {num_classes - 1})"
-        )
-    return found
-
-
-def _in_folder(folder: Path, num_classes: int) -> list[Sample]:
-    """Images below a folder. Folders inside it are classes, in the order of their names."""
-    images = find_images(folder)
-    classes = sorted({image.relative_to(folder).parts[0] for image in images if image.parent != folder})
-    if not classes or folder.is_file():
-        return [Sample(str(image)) for image in images]
-    if len(classes) != num_classes:
-        raise ImageError(
-            f"{folder} has {len(classes)} folders with images, but the model has {num_classes} classes; "
+            f"{source} has {len(folders)} folders with images, but the model has {model.num_classes} classes; "
             "give one folder per class, one folder of images without labels, or a CSV file with the columns file, label"
         )
-    index = {name: label for label, name in enumerate(classes)}
-    return [Sample(str(image), index[image.relative_to(folder).parts[0]]) for image in images]
+    return [_sample(image) for image in images]
+
+
+def _sample(image: BenchImage) -> Sample:
+    if image.path is not None:
+        return Sample(str(image.path), image.label)
+    return Sample(image.id, image.label, given=image.read)
+
+
+def read_shards_at(path: Path) -> list[Sample]:
+    """Images inside the tar files at a path."""
+    return [sample for shard in _shards(path) for sample in _in_shard(shard)]
 
 
 def _shards(path: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from aha.errors import ModelError
-from aha.learned.explainer import CONFIG, Explainer
+from aha.learned.explainer import CONFIG, WEIGHTS, Explainer
 from aha.models import TargetModel
 
 SHIPPED = Path(__file__).parent / "shipped"
@@ -46,10 +46,12 @@ def remember(explainer: Explainer) -> Path:
 
 def load_explainer(source: str | Path, device: torch.device) -> Explainer:
     """An explainer from a folder or the hub, read once as long as the files stay the same."""
-    config = Path(source) / CONFIG
-    return _load(str(source), str(device), config.stat().st_mtime_ns if config.is_file() else 0)
+    files = [path.stat() for name in (CONFIG, WEIGHTS) if (path := Path(source) / name).is_file()]
+    # Files are replaced whole, so that another content is another file.
+    version = tuple((file.st_ino, file.st_mtime_ns, file.st_size) for file in files)
+    return _load(str(source), str(device), version)
 
 
 @lru_cache(maxsize=4)
-def _load(source: str, device: str, _version: int) -> Explainer:
+def _load(source: str, device: str, _version: tuple[tuple[int, ...], ...]) -> Explainer:
     return Explainer.from_pretrained(source, device=device)

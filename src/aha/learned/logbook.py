@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aha.core.disk import writing
+from aha.core.disk import write_atomically, writing
 
 METRICS = "metrics.jsonl"
 
@@ -17,10 +17,10 @@ class Logbook:
 
     def __init__(self, folder: Path, first_step: int) -> None:
         self._path = folder / METRICS
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
-        kept = [line for line in lines if _step_of(line) < first_step]
+        lines = self._path.read_bytes().splitlines() if self._path.exists() else []
+        kept = b"".join(line + b"\n" for line in lines if _step_of(line) < first_step)
         with writing(self._path):
-            self._path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            write_atomically(self._path, lambda file: file.write(kept))
         self._board = _tensorboard(folder, first_step)
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -38,11 +38,11 @@ class Logbook:
             self._board.close()
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")  # a line that was cut off
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return float("inf")  # a line that was cut off, or damaged
 
 
 def _tensorboard(folder: Path, first_step: int) -> Any:

@@ -21,14 +21,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import torch
 from torch import Tensor, nn
 
-from aha.core.disk import check_writable, write_atomically, writing
+from aha.core.disk import check_writable, remove_partials, write_atomically, writing
 from aha.data.images import read_image
 from aha.data.samples import Sample, find_samples
 from aha.errors import CapabilityError, ImageError, ModelError, OutputError
+from aha.learned import library
 from aha.learned.calibration import mean_response
 from aha.learned.data import Batch, StepImages, step_batches
 from aha.learned.engine import Engine, parts_of
@@ -39,7 +41,7 @@ from aha.learned.regions import random_regions, stratified_counts
 from aha.learned.seeds import HOLD_OUT, IMAGE, STEP, generator_for
 from aha.learned.settings import Design, Settings, TrainConfig
 from aha.learned.validation import areas, hard_curves
-from aha.models import TargetModel
+from aha.models import TargetModel, load_model
 from aha.perturb.references import Reference
 
 __all__ = ["BEST", "LAST", "METRICS", "TrainingError", "train"]
@@ -59,7 +61,7 @@ class TrainingError(ModelError):
 
 
 def train(
-    target: TargetModel,
+    model: TargetModel | str | nn.Module,
     data: str | Path,
     out: str | Path,
     *,
@@ -67,21 +69,23 @@ def train(
     validation: str | Path | None = None,
     start: str | Path | None = None,
     resume: bool = False,
+    remember: bool = False,
     on_step: Callable[[Record], None] = lambda record: None,
 ) -> Explainer:
-    """Trains an explainer of the target and returns the best one, which is in `out/explainer`.
+    """Trains an explainer of a model and returns the best one, which is in `out/explainer`.
 
     Args:
-        target: the model to explain; it is not changed.
-        data: images: a folder, one folder per class, a CSV file, or tar shards.
+        model: the model to explain, as in `aha.explain`; it is not changed.
+        data: images: a folder, one folder per class, a CSV file, tar shards, or any `KIND:PLACE[@SPLIT]`.
         out: folder of the run; everything needed to continue is there.
         settings: design and training; the preset `small` by default.
         validation: images to measure on; by default some of `data` are held out for it.
         start: an explainer to start from, such as one trained for an earlier version of the model.
         resume: continue the run in `out`, which must have been started with the same settings.
+        remember: from now on, let `aha` mean this explainer for this model, instead of the shipped or remembered one.
         on_step: called with each step's figures.
     """
-    settings, out = settings or Settings(), Path(out)
+    target, settings, out = load_model(model), settings or Settings(), Path(out)
     config = settings.training
     engine = Engine(target.device)
     engine.check_batch(config.batch_size)
@@ -103,7 +107,10 @@ def train(
         _point_evidence(explainer, target, samples[:_SAMPLES_FOR_SIGN], config, engine)
     engine.start_alike(explainer)
     run = _Run(explainer, target, settings, out, engine, held_out)
-    return run.through(samples, resume=resume, on_step=on_step)
+    best = run.through(samples, resume=resume, on_step=on_step)
+    if remember and engine.is_first:
+        library.remember(best)
+    return best
 
 
 class _Run:
@@ -227,7 +234,7 @@ class _Run:
         self._described(self._kept(), {}).save_pretrained(self.out / LAST)
 
     def _restore(self) -> None:
-        state: dict[str, Any] = torch.load(self.out / STATE, weights_only=True, map_location=self.target.device)
+        state = _read_state(self.out / STATE, self.target.device)
         self.explainer.load_state_dict(state["explainer"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.average, self.step, self.best = state["average"], int(state["step"]), float(state["best"])
@@ -358,9 +365,9 @@ def _samples(
     target: TargetModel, data: str | Path, validation: str | Path | None, config: TrainConfig
 ) -> tuple[list[Sample], list[Sample]]:
     """Images to train on and images to measure on."""
-    samples = find_samples(data, target.num_classes)
+    samples = find_samples(data, target)
     if validation is not None:
-        others = find_samples(validation, target.num_classes)
+        others = find_samples(validation, target)
         order = torch.randperm(len(others), generator=generator_for(config.seed, HOLD_OUT)).tolist()
         return samples, [others[index] for index in order[: config.validation_images]]
     if len(samples) < 2:
@@ -411,15 +418,33 @@ def _check_same(out: Path, description: dict[str, Any]) -> None:
     """Refuses to continue a run with other settings: the result would be neither one's."""
     try:
         former = json.loads((out / RUN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        before = dict(_flat(former))
+    except (OSError, ValueError, AttributeError, RecursionError):
         raise OutputError(f"{out} holds no run that could be continued") from None
+    remove_partials(out)
     if not (out / STATE).is_file():
         raise OutputError(f"the run in {out} was ended before its first save; delete the folder and start anew")
     now = json.loads(json.dumps(description))
     for name, value in _flat(now):
-        before = dict(_flat(former)).get(name)
-        if before != value:
-            raise OutputError(f"the run in {out} has {name}={before}, not {value}; give the same settings to continue")
+        if before.get(name) != value:
+            raise OutputError(
+                f"the run in {out} has {name}={before.get(name)}, not {value}; give the same settings to continue"
+            )
+
+
+def _read_state(path: Path, device: torch.device) -> dict[str, Any]:
+    """Weights, optimiser and step; a file that is damaged anywhere is refused as a whole."""
+    try:
+        with ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is None:
+            state: dict[str, Any] = torch.load(path, weights_only=True, map_location=device)
+            return state
+    except Exception as error:  # what a damaged archive raises is anybody's guess
+        damaged = type(error).__name__
+    raise OutputError(
+        f"{path} is damaged ({damaged}); start a new run from what was saved beside it: start={path.parent / LAST}"
+    )
 
 
 def _flat(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -17,11 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from aha.data.batches import Subject
+from aha.data.datasets import content_digest
 from aha.drawing import render
 from aha.errors import OutputError
 from aha.methods.distribution import Distribution
 from aha.results.cards import Card
 from aha.results.folder import ResultFolder, ResultItem
+
+_PATIENCE = 60.0  # seconds to wait for others who save to the same folder
 
 
 @dataclass(frozen=True)
@@ -128,10 +131,10 @@ class Explanation:
 
     def save(self, folder: str | Path) -> Path:
         """Writes maps, pictures and `manifest.json`, and returns its path; several methods may share one folder."""
-        results = ResultFolder(folder, self.model, self.digest, self.settings)
-        for index in range(len(self)):
-            results.add(self.item(index))
-        return results.finish()
+        with ResultFolder(folder, self.model, self.digest, self.settings, wait=_PATIENCE) as results:
+            for index in range(len(self)):
+                results.add(self.item(index))
+        return results.manifest
 
     def item(self, index: int, key: str | None = None) -> ResultItem:
         """One map with its pictures, ready for a `ResultFolder`."""
@@ -148,6 +151,7 @@ class Explanation:
             overlay=self.overlay(index),
             seconds=self.seconds / len(self),
             key=key,
+            picture=content_digest(lambda: self.subjects[index].image),
             **self._compared(index),
         )
 

@@ -2,13 +2,14 @@
 
     out/
       manifest.json                          items, versions, model and digest, seed, settings
-      journal.jsonl                          items finished since the last manifest; gone when the run is complete
+      journal.jsonl                          the same items as they were finished, with checksums (`aha.core.ledger`)
       cat/grad_cam_281.npz                   map (original pixels, NaN = never seen), model_map, seen
       cat/grad_cam_281_heatmap.png
       cat/grad_cam_281_overlay.png
       cat/var-grad_cam_281_composite.png     where classes were compared; the .npz then has classes and shares
 
-An item is journalled after its files are in place, so a killed run loses at most the item in flight.
+An item is journalled after its files are in place, so a killed run loses at most the item in flight. The journal is
+what a run continues from; the manifest is made of it. One process at a time writes to a folder.
 """
 
 from __future__ import annotations
@@ -18,20 +19,23 @@ import io
 import json
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from aha.core.disk import check_writable, versions, write_atomically, writing
+from aha.core.disk import JOURNAL, MANIFEST, check_writable, result_key, versions, write_atomically, writing
+from aha.core.ledger import Ledger, Line, checksum, sound_lines
 from aha.errors import OutputError
 
-MANIFEST, JOURNAL = "manifest.json", "journal.jsonl"
-FORMAT = 1
+__all__ = ["JOURNAL", "MANIFEST", "ResultFolder", "ResultItem", "read_items"]
+
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class ResultItem:
 
     Attributes:
         seen: which pixels of the original the model saw; elsewhere the map is NaN.
-        key: freshness: an existing item with the same key need not be computed again.
+        key: `WORK-STATE`: an existing item with the same key need not be computed again.
+        picture: digest of the picture; results of another picture of the same name are dropped.
         arrays: what else belongs into the map's file.
         composite: which class wins where, if classes were compared.
     """
@@ -57,114 +62,173 @@ class ResultItem:
     overlay: Image.Image
     seconds: float
     key: str | None = None
+    picture: str = ""
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
     composite: Image.Image | None = None
 
 
 class ResultFolder:
-    """A folder of results of one model, which can be extended and resumed."""
+    """A folder of results of one model, which can be extended and resumed; it is written to in a `with`.
 
-    def __init__(self, folder: str | Path, model: str, digest: str, settings: dict[str, Any] | None = None) -> None:
+    Args:
+        folder: made when something is written for the first time.
+        model: text of the model.
+        digest: of its weights; a folder with results of others is refused.
+        settings: what else the results depend on, for the manifest.
+        wait: seconds to wait for another process that is writing there.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        model: str,
+        digest: str,
+        settings: dict[str, Any] | None = None,
+        *,
+        wait: float = 0,
+    ) -> None:
         self.folder = Path(folder)
         self._header = {"model": model, "model_digest": digest}
-        self._settings = dict(settings or {})
-        self._items: dict[tuple[str, str, int], dict[str, Any]] = {}
-        # Lower-case names, since not every file system tells cases apart -> image, or image and method.
-        self._folders: dict[str, str] = {MANIFEST: "", JOURNAL: ""}
-        self._stems: dict[str, tuple[str, str]] = {}
-        self._is_open = False
+        self._settings, self._wait = dict(settings or {}), wait
+        self._ledger: Ledger | None = None
         check_writable(self.folder)
-        self._read(model, digest)
+        self._read()
+
+    def __enter__(self) -> Self:
+        self._ledger = Ledger(self.folder / JOURNAL, self.folder, is_sound=_is_item, wait=self._wait)
+        try:
+            legacy = self._read()  # again: another process may have written until now
+            self._ledger.append({**item, **self._header} for item in legacy)
+        except BaseException:
+            self._ledger.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._ledger is not None
+        try:
+            if self._items:
+                self._finish()
+        finally:
+            self._ledger.close()
+            self._ledger = None
 
     def __len__(self) -> int:
         return len(self._items)
 
     @property
-    def keys(self) -> set[str]:
-        """Keys of the finished items whose files are all there."""
-        names = ("map", "heatmap", "overlay")
-        whole = (i for i in self._items.values() if all((self.folder / i[name]).is_file() for name in names))
-        return {item["key"] for item in whole if item.get("key")}
+    def manifest(self) -> Path:
+        """Where the results are listed."""
+        return self.folder / MANIFEST
+
+    def is_listed(self) -> bool:
+        """Does the manifest say what there is?"""
+        try:
+            return bool(json.loads(self.manifest.read_bytes())["items"] == self._listed()) if self._items else True
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return False
+
+    def knows(self, image: str) -> bool:
+        """Is there any result of an image of this name?"""
+        return image in self._pictures
+
+    def has(self, key: str) -> bool:
+        """Is there a result of this key, with all its files as they were written?"""
+        item = self._keyed.get(key)
+        if item is None or self._items.get(_place(item)) is not item or not item.get("sums"):
+            return False
+        return all(_has_checksum(self.folder / item[kind], check) for kind, check in item["sums"].items())
 
     def add(self, item: ResultItem) -> None:
-        """Writes one map's files, then records it. The folder itself is made for the first of them."""
-        if not self._is_open:
-            # The journal does not say whose it is: a manifest that does must be there before it. And a journal of a
-            # killed run may end in half a line, which must not be continued.
-            self.finish()
-            self._is_open = True
+        """Writes one map's files, then records it."""
+        if self._ledger is None:
+            raise OutputError(f"{self.folder} is not open for writing")
         stem = f"{self._stem_of(item.image, item.method)}_{item.target}"
         pictures = {"heatmap": item.heatmap, "overlay": item.overlay, "composite": item.composite}
-        shown = {kind: picture for kind, picture in pictures.items() if picture is not None}
-        names = {"map": f"{stem}.npz"} | {kind: f"{stem}_{kind}.png" for kind in shown}
-        arrays = io.BytesIO()
-        np.savez_compressed(
-            arrays, allow_pickle=False, map=item.original_map, model_map=item.model_map, seen=item.seen, **item.arrays
-        )
+        content = {"map": _packed(item)}
+        content |= {kind: _png(picture) for kind, picture in pictures.items() if picture is not None}
+        names = {kind: f"{stem}.npz" if kind == "map" else f"{stem}_{kind}.png" for kind in content}
         with writing(self.folder):
             (self.folder / stem).parent.mkdir(exist_ok=True)
-            write_atomically(self.folder / names["map"], lambda file: file.write(arrays.getvalue()))
-            for kind, picture in shown.items():
-                write_atomically(self.folder / names[kind], partial(picture.save, format="PNG"))
-            entry = {
-                "image": item.image,
-                "method": item.method,
-                "target": item.target,
-                "label": item.label,
-                "score": item.score if math.isfinite(item.score) else None,
-                **names,
-                "seconds": item.seconds,
-                "key": item.key,
-            }
-            with (self.folder / JOURNAL).open("a", encoding="utf-8") as journal:
-                journal.write(json.dumps(entry) + "\n")
-        self._items[item.image, item.method, item.target] = entry
+            for kind, data in content.items():
+                write_atomically(self.folder / names[kind], lambda file, data=data: file.write(data))  # type: ignore[misc]
+        work = result_key(item.image, item.method, item.target)[:16]
+        entry = {
+            "key": item.key or f"{work}-saved",
+            "image": item.image,
+            "method": item.method,
+            "target": item.target,
+            "label": item.label,
+            "score": item.score if math.isfinite(item.score) else None,
+            **names,
+            "seconds": item.seconds,
+            **self._header,
+            "picture": item.picture,
+            "sums": {kind: checksum(data) for kind, data in content.items()},
+        }
+        self._ledger.append([entry])
+        self._remember(entry)
 
     def note(self, facts: dict[str, Any]) -> None:
         """Adds what became known during the work to the settings that the manifest states."""
         self._settings |= facts
 
-    def finish(self) -> Path:
-        """Writes the manifest of all items so far and drops the journal. Returns the manifest's path."""
+    def _finish(self) -> None:
+        """Drops what was found for pictures that are no more, and writes the manifest of all others."""
+        dropped = self._drop_stale()
+        text = self._listing()
+        with writing(self.folder):
+            for item in dropped:
+                for kind in item["sums"]:
+                    (self.folder / item[kind]).unlink(missing_ok=True)
+            write_atomically(self.manifest, lambda file: file.write(text))
+
+    def _drop_stale(self) -> list[dict[str, Any]]:
+        stale = _stale(list(self._items.values()))
+        for item in stale:
+            del self._items[_place(item)]
+        return stale
+
+    def _listed(self) -> list[dict[str, Any]]:
+        return [{n: v for n, v in item.items() if n not in _NOT_LISTED} for item in self._items.values()]
+
+    def _listing(self) -> bytes:
+        """The manifest."""
         manifest = {
             "format": FORMAT,
             **self._header,
             "seed": self._settings.get("seed"),
             "settings": self._settings,
             "versions": versions(),
-            "items": list(self._items.values()),
+            "items": self._listed(),
         }
-        path = self.folder / MANIFEST
-        text = json.dumps(manifest, indent=1).encode()
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, lambda file: file.write(text))
-            (self.folder / JOURNAL).unlink(missing_ok=True)
-        return path
+        return json.dumps(manifest, indent=1).encode()
 
-    def _read(self, model: str, digest: str) -> None:
-        path = self.folder / MANIFEST
-        if path.is_file():
-            try:
-                manifest = json.loads(path.read_text(encoding="utf-8"))
-                items, known = manifest["items"], (manifest["model"], manifest["model_digest"])
-            except (ValueError, KeyError, TypeError):
-                raise OutputError(f"{path} is not a manifest of ours; choose another folder") from None
-            if known != (model, digest):
-                raise OutputError(f"{self.folder} holds results of {known[0]} (other weights or model); choose another")
-            for item in items:
-                self._remember(item)
-        journal = self.folder / JOURNAL
-        if journal.is_file():
-            for line in journal.read_text(encoding="utf-8").splitlines():
-                try:
-                    self._remember(json.loads(line))
-                except ValueError:
-                    break  # the line that was being written when the run was killed
+    def _read(self) -> list[dict[str, Any]]:
+        """Reads what is there; returns items of an earlier version that the journal does not have."""
+        self._items: dict[tuple[str, str, int], dict[str, Any]] = {}
+        self._keyed: dict[str, dict[str, Any]] = {}
+        self._pictures: set[str] = set()
+        # Lower-case names, since not every file system tells cases apart -> image, or image and method.
+        self._folders: dict[str, str] = {MANIFEST: "", JOURNAL: ""}
+        self._stems: dict[str, tuple[str, str]] = {}
+        found = read_items(self.folder)
+        for item in (*found.listed, *found.journal):
+            whose = item.get("model", found.model), item.get("model_digest", found.digest)
+            if whose != tuple(self._header.values()):
+                raise OutputError(f"{self.folder} holds results of {whose[0]} (other weights or model); choose another")
+            self._remember(item)
+        self._drop_stale()
+        return found.listed
 
     def _remember(self, item: dict[str, Any]) -> None:
-        self._items[item["image"], item["method"], item["target"]] = item
-        stem = str(item["map"]).lower().removesuffix(f"_{item['target']}.npz")
+        place = _place(item)
+        self._items.pop(place, None)  # so that the last written is the last
+        self._items[place] = self._keyed[str(item.get("key"))] = item
+        self._pictures.add(item["image"])
+        stem = item["map"].lower().removesuffix(f"_{item['target']}.npz")
         self._folders[stem.partition("/")[0]] = item["image"]
         self._stems[stem] = item["image"], item["method"]
 
@@ -179,6 +243,97 @@ class ResultFolder:
             stem = f"{stem}-{_short_digest(method)}"
             self._stems[stem.lower()] = image, method
         return stem
+
+
+class Found(NamedTuple):
+    """What a folder lists, oldest first.
+
+    Attributes:
+        journal: items of the journal, which knows all of them.
+        listed: items of the manifest, where an earlier version kept them there.
+        model, digest: whose they are, as the manifest says.
+    """
+
+    journal: list[dict[str, Any]]
+    listed: list[dict[str, Any]]
+    model: str = ""
+    digest: str = ""
+
+    def current(self) -> list[dict[str, Any]]:
+        """The items that count: the last of each image, method and class, of the last picture of that name."""
+        items: dict[tuple[str, str, int], dict[str, Any]] = {}
+        for item in (*self.listed, *self.journal):
+            items.pop(_place(item), None)
+            items[_place(item)] = item
+        stale = set(map(_place, _stale(list(items.values()))))
+        return [item for place, item in items.items() if place not in stale]
+
+
+def read_items(folder: Path) -> Found:
+    """What a folder lists.
+
+    Raises:
+        OutputError: It has a manifest that is not ours, and no journal to go by.
+    """
+    journal, path = folder / JOURNAL, folder / MANIFEST
+    lines = list(sound_lines([journal], _is_item)) if journal.is_file() else []
+    lines.sort(key=lambda line: line.turn)
+    # Whether they are fresh cannot be told of what nothing guards.
+    items = [line.record() if line.turn > 0 else {**line.record(), **_UNKNOWN} for line in lines]
+    if any(line.turn > 0 for line in lines) or not path.is_file():
+        return Found(items, [])
+    try:
+        manifest = json.loads(path.read_bytes())
+        listed, header = manifest["items"], (manifest["model"], manifest["model_digest"])
+        if not all(map(_is_known, listed)):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise OutputError(f"{path} is not a manifest of ours; choose another folder") from None
+    return Found(items, [{**item, **_UNKNOWN} for item in listed], *map(str, header))
+
+
+_UNKNOWN: dict[str, Any] = {"key": "", "sums": {}}
+_TEXTS = ("image", "method", "label", "map", "heatmap", "overlay")
+_NOT_LISTED = ("model", "model_digest", "picture", "sums")
+
+
+def _is_item(line: Line) -> bool:
+    return line.turn > 0 or _is_known(line.record())
+
+
+def _is_known(item: Mapping[str, Any]) -> bool:
+    return all(isinstance(item.get(name), str) for name in _TEXTS) and type(item.get("target")) is int
+
+
+def _stale(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of items in the order of their making, those of another picture than the last one of that name."""
+    latest = {item["image"]: item["picture"] for item in items if item.get("picture")}
+    return [item for item in items if item.get("picture", "") not in ("", latest.get(item["image"]))]
+
+
+def _place(item: Mapping[str, Any]) -> tuple[str, str, int]:
+    return item["image"], item["method"], item["target"]
+
+
+def _has_checksum(path: Path, check: str) -> bool:
+    try:
+        return checksum(path.read_bytes()) == check
+    except OSError:
+        return False
+
+
+def _packed(item: ResultItem) -> bytes:
+    arrays = io.BytesIO()
+    np.savez_compressed(
+        arrays, allow_pickle=False, map=item.original_map, model_map=item.model_map, seen=item.seen, **item.arrays
+    )
+    return arrays.getvalue()
+
+
+def _png(picture: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 def _slug(text: str, length: int = 80) -> str:

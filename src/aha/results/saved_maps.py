@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import io
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aha.core.ledger import checksum
 from aha.errors import MetricError
-from aha.results.folder import MANIFEST
+from aha.results.folder import JOURNAL, MANIFEST, read_items
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,15 @@ class SavedMap:
     method: str
     target: int | None
     path: Path
+    check: str = ""  # its checksum, where one is known
 
     def read(self) -> NDArray[np.float32]:
         """The map (H, W), at the model's resolution where the file has it."""
         try:
-            loaded = np.load(self.path, allow_pickle=False)
+            content = self.path.read_bytes()
+            if self.check and checksum(content) != self.check:
+                raise MetricError(f"the map {self.path} is damaged; run aha explain again")
+            loaded = np.load(io.BytesIO(content), allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 return loaded.astype(np.float32)
             with loaded:
@@ -35,7 +43,7 @@ class SavedMap:
                     raise MetricError(f"{self.path} has no array named model_map or map")
                 found: NDArray[np.float32] = loaded[name].astype(np.float32)
                 return found
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError, BadZipFile, zlib.error, struct.error) as error:
             raise MetricError(f"cannot read the map {self.path}: {error}") from None
 
 
@@ -43,15 +51,14 @@ def find_maps(folder: Path, images: Sequence[Path]) -> list[SavedMap]:
     """Maps of the images in a folder: listed in its manifest, or `.npz` and `.npy` files named like the images."""
     if not folder.is_dir():
         raise MetricError(f"{folder} is not a folder of maps")
-    manifest = folder / MANIFEST
     known = {path.resolve(): path for path in images}
-    if manifest.is_file():
-        try:
-            items = json.loads(manifest.read_text(encoding="utf-8"))["items"]
-            found = [(Path(i["image"]).resolve(), str(i["method"]), int(i["target"]), folder / i["map"]) for i in items]
-        except (ValueError, KeyError, TypeError):
-            raise MetricError(f"{manifest} is not a manifest of ours") from None
-        maps = [SavedMap(known[image], method, target, path) for image, method, target, path in found if image in known]
+    if (folder / MANIFEST).is_file() or (folder / JOURNAL).is_file():
+        found = [(Path(item["image"]).resolve(), item) for item in read_items(folder).current()]
+        maps = [
+            SavedMap(known[image], i["method"], i["target"], folder / i["map"], i.get("sums", {}).get("map", ""))
+            for image, i in found
+            if image in known
+        ]
     else:
         files = {file.stem: file for suffix in ("npz", "npy") for file in folder.glob(f"*.{suffix}")}
         maps = [SavedMap(image, folder.name, None, files[image.stem]) for image in images if image.stem in files]

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from aha.bench import read_run
-from aha.bench.evaluation import RECORD, SCORES, row_from_csv
+from aha.bench.exports import SCORES
+from aha.bench.runner import OLD_RECORD
 from aha.bench.store import ROWS
 from aha.errors import OutputError
 from aha.metrics import ARROWS, directions
@@ -131,18 +132,31 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def _evaluation(folder: Path) -> Run:
+    """Of a folder that an earlier version of `aha evaluate` wrote."""
     try:
         with (folder / SCORES).open(encoding="utf-8", newline="") as file:
-            rows = [row_from_csv(line) for line in csv.DictReader(file)]
+            rows = [_row(line) for line in csv.DictReader(file)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OutputError(f"{folder} holds no scores that can be read ({type(error).__name__}: {error})") from None
     model = ""
-    if (folder / RECORD).is_file():
+    if (folder / OLD_RECORD).is_file():
         try:
-            model = str(json.loads((folder / RECORD).read_bytes()).get("model", ""))
+            model = str(json.loads((folder / OLD_RECORD).read_bytes()).get("model", ""))
         except (OSError, ValueError, AttributeError):
-            raise OutputError(f"{folder / RECORD} cannot be read") from None
+            raise OutputError(f"{folder / OLD_RECORD} cannot be read") from None
     return Run(folder, folder.resolve().name, model, rows)
+
+
+def _row(line: dict[str, str]) -> Row:
+    return Row(
+        line["image"],
+        line["method"],
+        line["metric"],
+        line["protocol"],
+        int(line["target"]),
+        line["reference"],
+        float(line["value"]),
+    )
 
 
 def _finite(value: float) -> float | None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from aha import __version__
 from aha.api import UPSAMPLING
 from aha.errors import ModelError
-from aha.learned.explainer import CONFIG
-from aha.learned.library import explainer_folder
 from aha.methods import Method, check_fit
 from aha.methods.aha import AHA
 from aha.models import TargetModel
-from aha.web.policy import allowed_method, specs_in
+from aha.web.policy import allowed_method
 
 
 @dataclass(frozen=True)
@@ -46,16 +43,6 @@ class Served:
             raise ModelError(f"no explainer belongs to {self.name}; start with --explainer FOLDER, or train one")
         check_fit(method, self.model)
         return method
-
-    def explainer_versions(self, method: Method) -> list[int]:
-        """Tells explainers that were trained anew from what their folders held before."""
-        folders = [
-            Path(spec.explainer) if spec.explainer else explainer_folder(self.model)
-            for spec, _ in specs_in(method)
-            if isinstance(spec, AHA)
-        ]
-        files = [folder / CONFIG for folder in folders if folder is not None]
-        return [file.stat().st_mtime_ns for file in files if file.is_file()]
 
     def scored_class(self, index: int, score: float) -> dict[str, Any]:
         """A class for the page."""

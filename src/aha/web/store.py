@@ -1,7 +1,7 @@
 """What the explorer keeps: results and pictures in one folder, each under the key of its content.
 
     cache/
-      results/KEY.json     a record; written last, so what has one is whole
+      results/KEY.json     a record and the checksums of it and its files; written last, so what has one is whole
       results/KEY.npz      its arrays, if it has any
       pictures/KEY.bin     a picture as it was uploaded; never served as it is
       pictures/KEY.json    its name and size
@@ -12,6 +12,7 @@ The folder may be deleted at any time. Beyond its size limit the results that we
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -23,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aha.core.disk import check_writable, write_atomically, writing
+from aha.core.disk import check_writable, remove_partials, write_atomically, writing
+from aha.core.ledger import checksum
 from aha.errors import AhaError
 
 _KEY = re.compile(r"[0-9a-f]{32}")
@@ -44,6 +46,7 @@ class Store:
 
     def __init__(self, folder: Path, max_bytes: int = 2 * 2**30) -> None:
         check_writable(folder)
+        remove_partials(folder)
         self.folder = folder
         self._max_bytes = max_bytes
         self._writes = 0
@@ -52,7 +55,8 @@ class Store:
     def put(self, kind: str, key: str, record: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> None:
         """Writes a record, its files first; readers see all of it or nothing."""
         path = self._path(kind, key, "json")
-        text = json.dumps(record).encode()
+        sums = {suffix: checksum(content) for suffix, content in (files or {}).items()}
+        text = json.dumps({"sum": _sum(dict(record), sums), "files": sums, "record": record}).encode()
         with self._lock, writing(self.folder):
             path.parent.mkdir(parents=True, exist_ok=True)
             for suffix, content in (files or {}).items():
@@ -63,14 +67,22 @@ class Store:
                 self._trim()
 
     def find(self, kind: str, key: str) -> dict[str, Any] | None:
-        """The record under this key, if there is one."""
+        """The record under this key, if there is one; what is damaged counts as never made."""
+        found = self._kept(kind, key)
+        return None if found is None else found[0]
+
+    def _kept(self, kind: str, key: str) -> tuple[dict[str, Any], dict[str, str]] | None:
+        """A record, and the checksums of its files."""
         path = self._path(kind, key, "json")
         try:
-            record: dict[str, Any] = json.loads(path.read_bytes())
+            kept = json.loads(path.read_bytes())
+            record, sums = kept["record"], kept["files"]
+            if _sum(record, sums) != kept["sum"]:
+                return None
             os.utime(path)  # looked at just now
-        except (OSError, ValueError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        return record
+        return record, sums
 
     def get(self, kind: str, key: str) -> dict[str, Any]:
         """The record under this key.
@@ -84,22 +96,26 @@ class Store:
         return record
 
     def content(self, kind: str, key: str, suffix: str) -> bytes:
-        """A file of a record."""
+        """A file of a record; with a damaged one goes the record, so that it is made again."""
+        path, kept = self._path(kind, key, suffix), self._kept(kind, key)
         try:
-            return self._path(kind, key, suffix).read_bytes()
+            content = path.read_bytes()
         except OSError:
-            raise Gone(f"no {kind.removesuffix('s')} {key}; it was never here, or made room for others") from None
+            content = b""
+        if kept is None or checksum(content) != kept[1].get(suffix):
+            if kept is not None and suffix in kept[1]:
+                path.with_suffix(".json").unlink(missing_ok=True)
+            raise Gone(f"no {kind.removesuffix('s')} {key}; it was never here, or made room for others")
+        return content
 
     def array(self, key: str, name: str) -> NDArray[Any]:
-        """One array of a result; a damaged file is dropped, so that it is computed again."""
-        path = self._path("results", key, "npz")
+        """One array of a result."""
+        content = self.content("results", key, "npz")
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 found: NDArray[Any] = arrays[name]
                 return found
-        except Exception:  # whatever is wrong with the file or its name, there is no such array
-            if path.exists() and not _is_whole(path):
-                path.with_suffix(".json").unlink(missing_ok=True)
+        except (KeyError, ValueError):  # a name out of a visitor's address
             raise Gone(f"result {key} has no array {name!r}") from None
 
     def _path(self, kind: str, key: str, suffix: str) -> Path:
@@ -127,9 +143,5 @@ def _write(path: Path, content: bytes) -> None:
     write_atomically(path, lambda file: file.write(content))
 
 
-def _is_whole(path: Path) -> bool:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return all(arrays[name] is not None for name in arrays.files)
-    except Exception:
-        return False
+def _sum(record: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    return checksum(json.dumps([record, files]).encode())

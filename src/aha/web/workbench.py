@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aha.api import explain_batch
+from aha.api import explain
 from aha.core.disk import result_key
-from aha.core.progress import heard_by
 from aha.core.registry import nearest_names
 from aha.data.batches import Batch
 from aha.data.targets import top_classes
@@ -94,9 +93,8 @@ class Workbench:
         key = self._map_key(served, picture, chosen, target)
 
         def work(job: Job) -> None:
-            with heard_by(job.report):
-                batch = self.pictures.batch(picture, served.model)
-                found = explain_batch(served.model, batch, chosen, target, seed=SEED)
+            batch = self.pictures.batch(picture, served.model)
+            found = explain(served.model, batch, chosen, target, seed=SEED, progress=job.report)
             self._put_map(
                 served, picture, chosen, target, found.maps[0], score=float(found.scores[0]), seconds=found.seconds
             )
@@ -129,8 +127,8 @@ class Workbench:
         base = AHA(explainer=explainer or default)
         served.method(str(replace(base, refine=rounds)))
         protocol = curve_protocol([allowed_reference(text) for text in ("black", "mean", "blur")], STEPS)
-        versions = served.explainer_versions(base)
-        key = self._key(served, "refinement", picture, base.in_full(), versions, target, rounds, protocol.in_full())
+        learned = base.fingerprint(served.model)
+        key = self._key(served, "refinement", picture, learned, target, rounds, protocol.in_full())
 
         def work(job: Job) -> None:
             chosen, sample = served.model, self._sample(served, picture)
@@ -162,13 +160,11 @@ class Workbench:
             raise TargetError(f"compare 2 to {MOST_CLASSES} different classes")
         self._check(picture, served, classes)
         chosen = Var(inner, classes=tuple(classes))
-        versions = served.explainer_versions(inner)
-        key = self._key(served, "contrast", picture, chosen.in_full(), versions, classes[0])
+        key = self._key(served, "contrast", picture, chosen.fingerprint(served.model), classes[0])
 
         def work(job: Job) -> None:
             batch = self.pictures.batch(picture, served.model)
-            with heard_by(job.report):
-                explanation = explain_batch(served.model, batch, chosen, classes[0], seed=SEED)
+            explanation = explain(served.model, batch, chosen, classes[0], seed=SEED, progress=job.report)
             (found,) = explanation.distribution
             won = torch.stack([found.discriminative(index) for index in range(len(found.classes))])
             outputs = served.model.outputs(batch.inputs)
@@ -266,8 +262,8 @@ class Workbench:
         return result_key(self._identities[served.name], *parts)
 
     def _map_key(self, served: Served, picture: str, method: Method, target: int) -> str:
-        # In full, so that results do not outlive a change of defaults; an explainer also by what its folder holds.
-        return self._key(served, "map", picture, method.in_full(), served.explainer_versions(method), target, SEED)
+        # By all it depends on: results outlive neither a change of defaults nor the training of another explainer.
+        return self._key(served, "map", picture, method.fingerprint(served.model), target, SEED)
 
     def _curves_key(self, key_of_map: str, protocol: InsDel) -> str:
         return result_key("curves", key_of_map, protocol.in_full())

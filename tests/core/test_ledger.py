@@ -1,0 +1,117 @@
+"""Ledgers: damage shows and is repaired, the latest line counts, one writer at a time, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aha.core.disk import remove_partials
+from aha.core.ledger import Ledger, encode, is_done, latest_keys, read_lines, sound_lines
+from aha.errors import DamageWarning, OutputError
+
+
+def filled(path: Path, count: int = 5) -> list[bytes]:
+    with Ledger(path, path.parent) as ledger:
+        ledger.add({"key": f"work{n}-state", "value": n / 7} for n in range(count))
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def records(path: Path) -> list[dict]:
+    return [line.record() for line in sound_lines([path])]
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    filled(tmp_path / "x.jsonl")
+    assert records(tmp_path / "x.jsonl") == [{"key": f"work{n}-state", "value": n / 7} for n in range(5)]
+
+
+@pytest.mark.parametrize("place", range(0, 100, 7))
+def test_any_changed_byte_of_a_line_shows(place: int, tmp_path: Path) -> None:
+    """Not even a digit of a number can change: today's middle lines counted as done whatever they said."""
+    path = tmp_path / "x.jsonl"
+    lines = filled(path)
+    place %= len(lines[2]) - 1
+    changed = bytearray(lines[2])
+    changed[place] ^= 1
+    path.write_bytes(b"".join([*lines[:2], bytes(changed), *lines[3:]]))
+    with pytest.warns(DamageWarning, match=r"x.jsonl: (line 3 is|2 lines \(3, 4\) are) damaged and left out"):
+        assert "work2-state" not in {record["key"] for record in records(path)}
+    with pytest.warns(DamageWarning, match="computed again"), Ledger(path, tmp_path) as ledger:
+        assert not is_done("work2-state", ledger.done) and is_done("work4-state", ledger.done)
+        ledger.add([{"key": "work2-state", "value": 2 / 7}])
+    assert sorted(record["value"] for record in records(path)) == [n / 7 for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    "damage", [b"{}\n", b"null\n", b"[]\n", b"\n", b"\xff\xfe{\0", b"\0" * 40 + b"\n", b"[" * 100_000 + b"}\n"]
+)
+def test_foreign_lines_are_named_and_dropped(damage: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    lines = filled(path)
+    path.write_bytes(b"".join([lines[0], damage, *lines[1:]]))
+    expected = [record["key"] for record in map(json.loads, lines)]
+    with pytest.warns(DamageWarning, match="line"):
+        found = [record["key"] for record in records(path)]
+    assert set(found) <= set(expected) and len(found) >= 4  # what has no end of its own takes the next line with it
+    with pytest.warns(DamageWarning), Ledger(path, tmp_path):
+        pass
+    assert path.read_bytes() == b"".join(line for line in lines if json.loads(line)["key"] in found)
+
+
+def test_half_a_line_at_the_end_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    lines = filled(path)
+    path.write_bytes(b"".join(lines) + lines[0][:30])
+    assert len(records(path)) == 5
+    with Ledger(path, tmp_path):
+        pass
+    assert path.read_bytes() == b"".join(lines)
+
+
+def test_the_latest_state_of_a_work_counts(tmp_path: Path) -> None:
+    """Changed and changed back: what was done in between does not count, whichever came first."""
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for path, state in ((first, "old"), (second, "new"), (first, "old")):
+        with Ledger(path, tmp_path, siblings=lambda: [first, second]) as ledger:
+            assert not is_done(f"work-{state}", ledger.done)
+            ledger.add([{"key": f"work-{state}"}])
+    assert latest_keys(sound_lines([first, second])) == {"work": "work-old"}
+
+
+def test_lines_of_earlier_versions_count_before_those_with_a_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    old = b'{"key":"abc","value":1}\n'
+    path.write_bytes(old)
+    filled(path, 2)
+    assert [line.turn for _, line in read_lines(path) if line] == [0, 1, 1]
+    path.write_bytes(path.read_bytes() + old)
+    with pytest.warns(DamageWarning, match="line 4 is damaged"):
+        assert len(records(path)) == 3
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    with Ledger(path, tmp_path), pytest.raises(OutputError, match="another process is writing to"):
+        Ledger(path, tmp_path)
+    with Ledger(path, tmp_path):
+        pass  # it was given back
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    dead = tmp_path / "sub" / f".x.npz.{int(done.stdout)}.partial"
+    ours, named = tmp_path / f".x.{os.getpid()}.partial", tmp_path / "a.partial"
+    for path in (dead, ours, named):
+        path.touch()
+    remove_partials(tmp_path)
+    assert not dead.exists() and ours.exists() and named.exists()
+
+
+def test_a_line_is_one_line(tmp_path: Path) -> None:
+    assert encode({"key": "a-b", "text": "two\nlines"}).count(b"\n") == 1
