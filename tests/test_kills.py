@@ -120,13 +120,21 @@ def cells_of(out: Path) -> dict[str, Any]:
 def commands(data: Path, times: int) -> dict[str, Command]:
     explain = ["explain", str(data), *SMALL, "--method", "gradient", "--method", "center_map", "--batch-size", "1"]
     judged = ["--method", "gradient", "--method", "random_map", "--metrics", METRIC, "--batch-size", "1"]
-    settings = [f"steps={6 * times}", "width=16", "perturbations=2", "batch_size=2", "save_every=1", "validate_every=0"]
+    settings = [
+        f"steps={6 * times}",
+        "width=16",
+        "perturbations=2",
+        "batch_size=2",
+        "save_every=1",
+        "validate_every=0",
+        "evidence=forward",
+    ]
 
     def train(out: Path) -> list[str]:
         started = (out / "state.pt").exists()
         if not started:
             shutil.rmtree(out, ignore_errors=True)  # killed before its first save, as the command says
-        common = ["train", "--data", str(data), "--out", str(out), *SMALL, "--preset", "smoke"]
+        common = ["train", "--data", str(data), "--out", str(out), *MODEL, "--img-size", "64", "--preset", "smoke"]
         return [*common, *(["--resume"] if started else []), *settings]
 
     return {

@@ -78,21 +78,21 @@ def test_bad_plans_are_refused_before_any_work(words: tuple[str, ...], text: str
 
 
 def test_another_precision_is_another_result(tmp_path: Path) -> None:
-    """In its own cells of the same run, and refused in a folder of `aha evaluate`, which holds one setting."""
-    data, out = make_data(tmp_path / "data", 1) / "list.csv", tmp_path / "run"
-    args = ("bench", *MODEL, *FAST, "--data", data, "--method", "center_map", "--out", out, "--no-report", "--quiet")
-    assert run(*args).exit_code == 0 and count_lines(out) == 1
-    half = run(*args, "--precision", "bfloat16")
+    """In a folder of its own: a mean over numbers of two settings would mean nothing."""
+    data = make_data(tmp_path / "data", 1) / "list.csv"
+    common = (*MODEL, *FAST, "--method", "center_map", "--quiet")
+    bench = ("bench", *common, "--data", data, "--no-report", "--out")
+    assert run(*bench, tmp_path / "full").exit_code == 0
+    half = run(*bench, tmp_path / "half", "--precision", "bfloat16")
     assert half.exit_code == 0, half.output
-    assert count_lines(out) == 2
-    plans = [json.loads(line)["plan"] for line in (out / "plans.jsonl").read_text().splitlines()]
-    assert [plan.get("precision") for plan in plans] == [None, "bfloat16"]
-    full, rounded = (cell["found"][0]["rows"][0][2] for cell in cells_of(out).values())
+    runs = (cells_of(tmp_path / name) for name in ("full", "half"))
+    full, rounded = (cell["found"][0]["rows"][0][2] for cells in runs for cell in cells.values())
     assert full != rounded and full == pytest.approx(rounded, abs=0.05)
-    scores = ("evaluate", data, *MODEL, *FAST, "--method", "center_map", "--out", tmp_path / "scores", "--quiet")
+    scores = ("evaluate", data, *common, "--out", tmp_path / "scores")
     assert run(*scores).exit_code == 0 and run(*scores).exit_code == 0
-    for change in (("--precision", "bfloat16"), ("--fit", "pad")):
-        assert_refused(run(*scores, *change), "choose another folder")
+    for args in (scores, (*bench, tmp_path / "full")):
+        for change in (("--precision", "bfloat16"), ("--fit", "pad")):
+            assert_refused(run(*args, *change), "choose another folder")
 
 
 def test_published_tables_on_a_tiny_model(tmp_path: Path) -> None:
