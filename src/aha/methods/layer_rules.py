@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
+from weakref import ref
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +48,7 @@ class LayerRules:
     with_bias: bool = True
     bounds: tuple[Tensor, ...] | None = None
     _is_first: bool = True
-    _last: dict[str, Any] = field(default_factory=dict)  # the last convolution: its output, and what it was made of
+    _last: dict[str, Any] = field(default_factory=dict)  # the last convolution: what it was made of, and its output
 
     def table(self) -> dict[str, Callable[..., Any]]:
         """Operation -> rule."""
@@ -77,7 +78,8 @@ class LayerRules:
         shift = None if bias is None else bias.detach().view(-1, 1, 1)
         value = F.conv2d(x, weight, bias, *args, **options)
         output = self._layer(kind, value, x, weight.detach(), shift, layer)
-        self._last = {"output": output, "x": x, "weight": weight.detach(), "shift": shift, "layer": layer}
+        # Known by a weak reference: an output that is kept by what its own graph refers to is never freed.
+        self._last = {"output": ref(output), "x": x, "weight": weight.detach(), "shift": shift, "layer": layer}
         self._last["kind"] = kind
         return output
 
@@ -102,7 +104,7 @@ class LayerRules:
         """Merged with the convolution whose output it reads: `a (w x + b - mean) + bias`; or passed on."""
         value = F.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
         last = self._last
-        if x is not last.get("output") or mean is None or variance is None or training:
+        if not last or x is not last["output"]() or mean is None or variance is None or training:
             return passed_on(value, x)
         factor = (variance + eps).rsqrt() if weight is None else weight.detach() * (variance + eps).rsqrt()
         shift = -mean.view(-1, 1, 1) if last["shift"] is None else last["shift"] - mean.view(-1, 1, 1)
@@ -141,22 +143,24 @@ class LayerRules:
     def _layer(
         self, kind: Kind, value: Tensor, x: Tensor, weight: Tensor, shift: Tensor | None, layer: Layer
     ) -> Tensor:
-        bias = shift if self.with_bias else None
+        # The graph keeps this function, so that it takes along what it needs and not the rules themselves.
+        bias, epsilon, bounds = shift if self.with_bias else None, self.epsilon, self.bounds
+        gamma = {"gamma": self.gamma, "zplus": None}.get(kind, 0.0)
 
         def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
             if kind == "flat":
                 return (flat_relevance(relevance, x, weight, layer),)
             if kind == "box":
-                low, high = self._pixel_bounds(x)
-                return (box_relevance(relevance, x, weight, layer, low, high, self.epsilon),)
-            gamma = {"epsilon": 0.0, "gamma": self.gamma, "zplus": None}[kind]
-            return (layer_relevance(relevance, x, weight, bias, layer, gamma, self.epsilon),)
+                low, high = _pixel_bounds(x, bounds)
+                return (box_relevance(relevance, x, weight, layer, low, high, epsilon),)
+            return (layer_relevance(relevance, x, weight, bias, layer, gamma, epsilon),)
 
         return propagate(value, back, x)
 
-    def _pixel_bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Lowest and highest values that pixels can have, as inputs; those that occur, if the model states nothing."""
-        if self.bounds is not None and self.bounds[0].shape[1] == x.shape[1]:
-            return self.bounds[0].expand_as(x), self.bounds[1].expand_as(x)
-        dims = tuple(range(1, x.dim()))
-        return x.amin(dim=dims, keepdim=True).expand_as(x), x.amax(dim=dims, keepdim=True).expand_as(x)
+
+def _pixel_bounds(x: Tensor, bounds: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor]:
+    """Lowest and highest values that pixels can have, as inputs; those that occur, if the model states nothing."""
+    if bounds is not None and bounds[0].shape[1] == x.shape[1]:
+        return bounds[0].expand_as(x), bounds[1].expand_as(x)
+    dims = tuple(range(1, x.dim()))
+    return x.amin(dim=dims, keepdim=True).expand_as(x), x.amax(dim=dims, keepdim=True).expand_as(x)

@@ -79,10 +79,10 @@ def matrix_product(
     """
     if b.dim() == 2 < a.dim():
         return linear(a, b.transpose(0, 1))
-    value = a @ b
+    value = (a @ b).detach()  # it has the backward pass below; the graph need not keep another
 
     def back(relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        s = share * quotient(relevance, value.detach(), epsilon)
+        s = share * quotient(relevance, value, epsilon)
         return a * (s @ b.transpose(-2, -1)), b * (a.transpose(-2, -1) @ s)
 
     return propagate(value, back, a, b)
