@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aha.core.interrupts import interrupts_wait
 from aha.core.progress import Listener, heard_by, part
 from aha.data.batches import Batch, Images, count_images, iter_batches
 from aha.data.targets import Target, resolve_targets
@@ -63,7 +64,7 @@ def explain(
     Returns:
         One map per image and class; see `Explanation`.
     """
-    with heard_by(progress) if progress is not None else nullcontext():
+    with interrupts_wait(), heard_by(progress) if progress is not None else nullcontext():
         parts = list(
             explain_batches(model, images, method, target, labels=labels, seed=seed, batch_size=batch_size, card=card)
         )
@@ -119,7 +120,7 @@ def _explain_batch(
     """Maps of one batch, every requested class of every image."""
     start = time.perf_counter()
     # Whatever mode the caller is in, tensors made here are ordinary ones that may enter a graph.
-    with torch.inference_mode(False), torch.no_grad():
+    with interrupts_wait(), torch.inference_mode(False), torch.no_grad():
         inputs = batch.inputs.to(model.device, torch.promote_types(batch.inputs.dtype, torch.float32)).clone()
         size = (inputs.shape[-2], inputs.shape[-1])
         check_fit(method, model, inputs.shape[1:])

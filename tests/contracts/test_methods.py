@@ -11,14 +11,15 @@ import random
 import numpy as np
 import pytest
 import torch
+from every_method import FITTING, MISFITS, example, is_random, label
 from torch import Tensor, nn
 
 import aha
 from aha.errors import CapabilityError
 from aha.methods import METHODS, Method, load_method
 from aha.models import load_model
-from every_method import FITTING, MISFITS, example, is_random, label
 from fakes import BUILDERS, CLASSES, SIZE, Boom, Fuse, changes, snapshot, surroundings, tensor_state
+
 
 @pytest.fixture(params=FITTING, ids=label)
 def pair(request: pytest.FixtureRequest) -> tuple[Method, nn.Module, Fuse]:

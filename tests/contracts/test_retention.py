@@ -6,12 +6,12 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+from every_method import FITTING, label
 from torch import Tensor
 
 import aha
 from aha.methods import Method
 from aha.models import load_model
-from every_method import FITTING, label
 from fakes import BUILDERS, SIZE
 
 CALLS = 10

@@ -195,7 +195,8 @@ def test_decompression_bombs_are_refused_by_their_header(tmp_path: Path, factor:
     with warnings.catch_warnings(record=True) as emitted:
         warnings.simplefilter("always")
         fails_clearly(tmp_path / "bomb.png", "more than 89,478,485 pixels")
-    assert not emitted, "the error alone says it"
+    # Pillow may add its own. Silencing it would mean to change the filters that all threads share.
+    assert {warning.category for warning in emitted} <= {Image.DecompressionBombWarning}
 
 
 def test_arrays_that_are_ambiguous() -> None:

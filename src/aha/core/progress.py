@@ -2,7 +2,7 @@
 
 A loop that knows how many rounds it will take says so by `in_parts`, or by `part` around each round; loops inside it
 then share that round. So nobody hands a callback down, and code without a listener pays next to nothing. A listener
-may raise, KeyboardInterrupt for one, to end the work.
+may raise, KeyboardInterrupt for one, to end the work; between the parts a Ctrl-C that waits takes effect.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
+
+from aha.core.interrupts import checkpoint
+from aha.errors import SpecError
 
 T = TypeVar("T")
 
@@ -40,6 +43,8 @@ _CURRENT: ContextVar[_Work | None] = ContextVar("work in progress", default=None
 @contextmanager
 def heard_by(listener: Listener | None) -> Iterator[None]:
     """The work inside is told to the listener: 0 at the start, 1 at the end; with None, nobody hears of it."""
+    if listener is not None and not callable(listener):
+        raise SpecError(f"whoever is told of progress must be a function, not a {type(listener).__name__}")
     work = None if listener is None else _Work(listener)
     before = _CURRENT.set(work)
     try:
@@ -55,6 +60,7 @@ def heard_by(listener: Listener | None) -> Iterator[None]:
 @contextmanager
 def part(start: float, end: float, total: float) -> Iterator[None]:
     """The work inside is the stretch from `start` to `end` of a loop of length `total`, and done when it ends."""
+    checkpoint()
     work = _CURRENT.get()
     if work is None:
         yield

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -60,7 +59,7 @@ class Picture:
     path: Path | None = None
 
 
-def read_image(source: ImageSource) -> Image.Image:
+def read_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Reads one picture as an upright 8-bit RGB image.
 
     The EXIF orientation is applied, greyscale is replicated, transparency is composited over white, and
@@ -69,11 +68,12 @@ def read_image(source: ImageSource) -> Image.Image:
     Args:
         source: A file, or its content as bytes; a Pillow image; an array of shape (H, W) or (H, W, C) with C of 1, 3
             or 4 that holds uint8, uint16, bool, or floats in [0, 1]; or a uint8 tensor of shape (C, H, W).
+        max_pixels: Larger pictures are refused, files of them before anything but the header is decoded.
 
     Raises:
         ImageError: The picture cannot be read or its values are ambiguous.
     """
-    return _read(source, str(source) if isinstance(source, str | Path) else "the image")
+    return _read(source, str(source) if isinstance(source, str | Path) else "the image", max_pixels)
 
 
 def find_images(path: Path) -> list[Path]:
@@ -147,13 +147,13 @@ def _walk(folder: Path) -> Iterator[Path]:
                 yield file
 
 
-def _read(source: ImageSource, name: str) -> Image.Image:
+def _read(source: ImageSource, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
     if isinstance(source, str | Path):
-        return _from_file(Path(source), name)
+        return _from_file(Path(source), name, max_pixels)
     if isinstance(source, bytes):
-        return _from_file(io.BytesIO(source), name)
+        return _from_file(io.BytesIO(source), name, max_pixels)
     if isinstance(source, Image.Image):
-        return _decode(source, name)
+        return _decode(source, name, max_pixels)
     if isinstance(source, np.ndarray):
         return _from_array(source, name)
     if isinstance(source, torch.Tensor):
@@ -161,13 +161,12 @@ def _read(source: ImageSource, name: str) -> Image.Image:
     raise ImageError(f"{name}: cannot read a picture from {type(source).__name__}; give a path, image or array")
 
 
-def _from_file(path: Path | io.BytesIO, name: str) -> Image.Image:
+def _from_file(path: Path | io.BytesIO, name: str, max_pixels: int) -> Image.Image:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            opened = Image.open(path, formats=_formats())
+        opened = Image.open(path, formats=_formats())
+    # From twice Pillow's limit on; a warning below that, unless the program made warnings into errors.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise ImageError(_too_large(name)) from None
+        raise ImageError(_too_large(name, max_pixels)) from None
     except (FileNotFoundError, NotADirectoryError):
         raise ImageError(f"{name} does not exist; check the path") from None
     except IsADirectoryError:
@@ -179,7 +178,7 @@ def _from_file(path: Path | io.BytesIO, name: str) -> Image.Image:
     except Exception as error:
         raise ImageError(_damaged(name, error)) from error
     with opened:
-        return _decode(opened, name)
+        return _decode(opened, name, max_pixels)
 
 
 @cache
@@ -189,9 +188,9 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
-def _decode(image: Image.Image, name: str) -> Image.Image:
+def _decode(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
     # Opening reads the header only, so the size is checked before any pixel is decoded.
-    _check_size(image.height, image.width, name)
+    _check_size(image.height, image.width, name, max_pixels)
     try:
         image.load()
         upright = ImageOps.exif_transpose(image)
@@ -264,15 +263,15 @@ def _rounded(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return pixels
 
 
-def _check_size(height: int, width: int, name: str) -> None:
+def _check_size(height: int, width: int, name: str, max_pixels: int = MAX_PIXELS) -> None:
     if height < 1 or width < 1:
         raise ImageError(f"{name} is empty: {width} x {height} pixels")
-    if height * width > MAX_PIXELS:
-        raise ImageError(_too_large(name))
+    if height * width > max_pixels:
+        raise ImageError(_too_large(name, max_pixels))
 
 
-def _too_large(name: str) -> str:
-    return f"{name} has more than {MAX_PIXELS:,} pixels; make it smaller first"
+def _too_large(name: str, max_pixels: int) -> str:
+    return f"{name} has more than {max_pixels:,} pixels; make it smaller first"
 
 
 def _damaged(name: str, error: Exception) -> str:

@@ -12,7 +12,6 @@ from aha.core.disk import write_atomically, writing
 from aha.errors import MissingExtra, ModelError
 from aha.learned.explainer import Explainer
 from aha.models import TargetModel
-from aha.models.hooks import preserved_random_state
 
 _TOLERANCE = 1e-3  # of the map's range
 
@@ -57,7 +56,7 @@ def export_onnx(explainer: Explainer, target: TargetModel, file: str | Path) -> 
     classes = torch.tensor([0, target.num_classes - 1])
     _ = target.structure(), target.class_vectors  # found now: not part of the graph
     portable = Portable(explainer, target).eval()
-    with writing(file), torch.no_grad(), preserved_random_state(), warnings.catch_warnings():
+    with writing(file), torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python numbers in the graph: sizes, which are meant to be constant
         write_atomically(
             file,

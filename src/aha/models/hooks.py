@@ -1,9 +1,11 @@
-"""Temporary changes to a module, always undone: hooks, replaced forwards, evaluation mode, random state."""
+"""Temporary changes to a module, always undone: hooks, replaced forwards, evaluation mode, random state.
+
+Undone also after Ctrl-C, as long as it waits (`aha.core.interrupts`): whoever changes a module sees to that.
+"""
 
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,6 +13,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+
+from aha.core.interrupts import interrupts_wait
+from aha.models.randomness import OwnNumbers
 
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 
@@ -63,30 +68,28 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def preserved_random_state(device: torch.device | None = None, seed: int | None = None) -> Iterator[None]:
-    """The global random generators are afterwards what they were; with a seed, they start from it inside."""
-    is_cuda = device is not None and device.type == "cuda"
-    devices = [device] if is_cuda else []
-    with torch.random.fork_rng(devices=devices):
-        if seed is not None:
-            torch.default_generator.manual_seed(seed)
-            if is_cuda:
-                torch.cuda.manual_seed(seed)
+def preserved_random_state(seed: int = 0) -> Iterator[None]:
+    """What draws inside starts from the seed; the global random generators are left alone."""
+    with OwnNumbers(seed):
         yield
 
 
 @contextmanager
 def autograd(enabled: bool) -> Iterator[None]:
     """Gradient recording on or off, whatever the caller's mode, `inference_mode` included."""
-    with torch.inference_mode(False), torch.set_grad_enabled(enabled):
+    with interrupts_wait(), torch.inference_mode(False), torch.set_grad_enabled(enabled):
         yield
 
 
 def slopes(total: Tensor, tensors: Sequence[Tensor], **options: Any) -> tuple[Any, ...]:
-    """Gradients of a sum, without torch's warning to owners of backward hooks that our graph starts behind a hook."""
-    with autograd(True), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    """Gradients of a sum, whatever the caller's gradient mode."""
+    with autograd(True):
         return torch.autograd.grad(total, tensors, **options)
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Did its owner hook into backward passes? PyTorch warns them of graphs that begin behind such a hook."""
+    return any(part._backward_hooks or part._backward_pre_hooks for part in module.modules())
 
 
 def first_tensor(value: Any) -> Tensor | None:

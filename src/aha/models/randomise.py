@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from aha.core.interrupts import interrupts_wait
 from aha.errors import ModelError
 from aha.models.hooks import autograd, evaluating, hooked, preserved_random_state
 from aha.models.target import TargetModel
@@ -217,7 +218,7 @@ def _estimate_statistics(model: TargetModel, layers: set[str], calibration: Tens
         raise ModelError("running statistics need at least two calibration inputs")
     momenta = [norm.momentum for norm in norms]
     inputs = calibration.to(model.device, model.dtype)
-    with evaluating(model.module), preserved_random_state(model.device), autograd(False):
+    with interrupts_wait(), evaluating(model.module), preserved_random_state(), autograd(False):
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum, norm.training = None, True  # a plain average over the batches

@@ -6,21 +6,23 @@ Shapes: inputs (B, C, H, W) normalised model inputs; pixels the same in [0, 1]; 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from aha.core.interrupts import checkpoint, interrupts_wait
 from aha.core.rows import fingerprints
 from aha.errors import ModelError, TargetError
 from aha.models.copies import Engine, check_engine
 from aha.models.forward_only import ForwardOnly, weight_versions
-from aha.models.hooks import autograd, evaluating, lock_of, preserved_random_state
+from aha.models.hooks import autograd, evaluating, has_backward_hooks, lock_of
 from aha.models.memory import Chunks
 from aha.models.outputs import OutputReader, read_outputs
 from aha.models.preprocessing import Preprocessing
+from aha.models.randomness import own_numbers_of
 from aha.models.scores import Score
 from aha.models.weights import state_digest
 
@@ -35,6 +37,13 @@ def unwrapped(module: nn.Module) -> nn.Module:
     while isinstance(inner, nn.DataParallel | nn.parallel.DistributedDataParallel):
         inner = inner.module
     return inner
+
+
+def _checked_names(names: Iterable[str]) -> tuple[str, ...]:
+    listed = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else ()
+    if not listed or not all(isinstance(name, str) for name in listed):
+        raise ModelError("class_names must be a list of texts, one per class")
+    return listed
 
 
 class RunnableModel:
@@ -60,7 +69,7 @@ class RunnableModel:
         self.spec = spec
         self.preprocessing = preprocessing
         self.score = score
-        self.class_names = None if class_names is None else tuple(class_names)
+        self.class_names = None if class_names is None else _checked_names(class_names)
         self.precision = precision
         self.chunks = Chunks(batch_size)
         self._output = output
@@ -189,8 +198,14 @@ class RunnableModel:
 
     def _answer(self, inputs: Tensor) -> Tensor:
         """Outputs of one forward pass, as many rows as the model may give."""
+        checkpoint()
         # A copy, because a model may work in place on its input, and the caller's tensor is not ours to change.
-        outputs = read_outputs(self.module(inputs.to(self.dtype, copy=True)), self._output)
+        inputs = inputs.to(self.dtype, copy=True)
+        if torch.is_grad_enabled() and not inputs.requires_grad and has_backward_hooks(self.module):
+            inputs = inputs.requires_grad_().clone()
+        with own_numbers_of(self.module):
+            returned = self.module(inputs)
+        outputs = read_outputs(returned, self._output)
         self._num_classes = self.score.num_classes(outputs)
         return outputs.float() if outputs.dtype in _HALF.values() else outputs
 
@@ -201,8 +216,8 @@ class RunnableModel:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Evaluation mode, alone with the model; flags and random state are restored whatever happens."""
-        with self._lock, evaluating(self.module), preserved_random_state(self.device):
+        """Evaluation mode, alone with the model; flags are restored whatever happens."""
+        with interrupts_wait(), self._lock, evaluating(self.module):
             yield
 
     @contextmanager
@@ -214,30 +229,36 @@ class RunnableModel:
         forward pass, not one per class. Inside `patched`, where equal images may be treated differently, nothing is
         shared.
         """
-        with self._lock, self._remembering({} if self._known_outputs is None else self._known_outputs):
+        with (
+            interrupts_wait(),
+            self._lock,
+            self._remembering({} if self._known_outputs is None else self._known_outputs),
+        ):
             yield
 
     @contextmanager
     def _remembering(self, known: dict[tuple[int, ...], Tensor] | None) -> Iterator[None]:
-        before, self._known_outputs = self._known_outputs, known
-        try:
-            yield
-        finally:
-            self._known_outputs = before
+        with interrupts_wait():
+            before, self._known_outputs = self._known_outputs, known
+            try:
+                yield
+            finally:
+                self._known_outputs = before
 
     @contextmanager
     def _changed(self) -> Iterator[None]:
         """Passes inside the block compute something else than the module as it stands."""
-        before, self._is_changed = self._is_changed, True
-        try:
-            yield
-        finally:
-            self._is_changed = before
+        with interrupts_wait():
+            before, self._is_changed = self._is_changed, True
+            try:
+                yield
+            finally:
+                self._is_changed = before
 
     @contextmanager
     def _probing(self) -> Iterator[None]:
         """Passes inside the block find out about the model: no cost of a method, and as exact as its weights allow."""
-        with self._lock:
+        with interrupts_wait(), self._lock:
             before, was_probing = self.passes.copy(), self._is_probing
             self._is_probing = True
             try:

@@ -16,11 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aha.core.interrupts import interrupts_wait
 from aha.core.rows import distinct_rows
 from aha.errors import CapabilityError, ModelError
 from aha.models.attention import AttentionTap
 from aha.models.blocks import stepped
-from aha.models.hooks import autograd, first_tensor, hooked, slopes, swapped_forward, with_first_tensor
+from aha.models.hooks import (
+    autograd,
+    first_tensor,
+    has_backward_hooks,
+    hooked,
+    slopes,
+    swapped_forward,
+    with_first_tensor,
+)
 from aha.models.memory import Chunks
 from aha.models.parts import PartedModel
 from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
@@ -194,7 +203,7 @@ class TargetModel(PartedModel):
                 )
 
         with self.undisturbed():
-            trace = forward_from(records_all=inputs)
+            trace = forward_from(records_all=inputs or has_backward_hooks(self.module))
             if wants_internals and not trace.outputs.requires_grad:
                 # The model switched recording off again after a captured tensor (its own no_grad part).
                 trace = forward_from(records_all=True)
@@ -269,7 +278,7 @@ class TargetModel(PartedModel):
 
         hooks = ((parts[name], replace(patch)) for name, patch in patches.items())
         # A patch may tell the rows of a batch apart, so that equal images have different outputs.
-        with self._lock, self._remembering(None), hooked(hooks):
+        with interrupts_wait(), self._lock, self._remembering(None), hooked(hooks):
             yield
 
     @contextmanager
@@ -279,6 +288,7 @@ class TargetModel(PartedModel):
         With `attention_in_parts`, fused attention is computed as its products and softmax, which rules then reach.
         """
         with ExitStack() as stack:
+            stack.enter_context(interrupts_wait())
             stack.enter_context(self._lock)
             stack.enter_context(self._remembering(None if self._known_outputs is None else {}))
             stack.enter_context(self._changed())
@@ -293,5 +303,5 @@ class TargetModel(PartedModel):
         met: Counter[str] = Counter()
         written_out = [part for part in self.module.modules() if is_written_out(part)]
         forwards = {part: forward_before_activation(part, change, met) for part in written_out}
-        with self.rules(rules_before_activations(change, met)), swapped_forward(forwards):
+        with interrupts_wait(), self.rules(rules_before_activations(change, met)), swapped_forward(forwards):
             yield met

@@ -16,6 +16,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from aha.core.interrupts import checkpoint
 from aha.core.rows import occurrences
 from aha.errors import ModelError
 from aha.models.attention import AttentionTap
@@ -163,6 +164,7 @@ class SharedTrace(Trace):
 
 def _slopes(output: Tensor, tensors: Sequence[Tensor], cotangent: Tensor | None = None) -> tuple[Tensor, ...]:
     """Gradients that must exist; the graph is kept for further questions."""
+    checkpoint()
     found: tuple[Tensor | None, ...] = (None,)
     if output.requires_grad:
         found = slopes(output, tensors, grad_outputs=cotangent, retain_graph=True, allow_unused=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from aha.errors import WeightsError
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model", "net", "ema_state_dict")
 _PREFIXES = ("module.", "_orig_mod.", "model.")
+_PROTOCOL_2 = b"\x80\x02"  # how such a pickle begins
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -27,14 +28,14 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with warnings.catch_warnings(action="ignore"):  # of other pickle protocols, which are refused anyway
-            found = torch.load(path, map_location="cpu", weights_only=True)
+        _refuse_other_protocols(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise WeightsError(
             f"{path.name} holds more than tensors and would have to be unpickled, which can run code; "
             "save its state_dict as .safetensors instead"
         ) from None
-    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise WeightsError(f"cannot read weights from {path.name}: {_first_line(error)}") from None
     for wrapper in _WRAPPERS:
         if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):
@@ -43,6 +44,19 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
         raise WeightsError(f"{path.name} is not a state dict of named tensors")
     return {str(key): value for key, value in found.items()}
+
+
+def _refuse_other_protocols(path: Path) -> None:
+    """torch.save writes pickle's protocol 2; of any other, `torch.load` warns before it refuses."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith("data.pkl")]
+            start = archive.open(names[0]).read(2) if names else _PROTOCOL_2
+    else:
+        with path.open("rb") as file:
+            start = file.read(2)
+    if start[:1] == _PROTOCOL_2[:1] and start != _PROTOCOL_2:
+        raise pickle.UnpicklingError("not written by torch.save")
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:

@@ -122,13 +122,13 @@ class Pictures:
     # At the desk
 
     def _take_in(self, key: str, content: bytes) -> tuple[int, int]:
-        image = _decoded(content)
+        image = read_image(content, MAX_PIXELS)
         self._keep(key, image)
         return image.size
 
     def _image(self, key: str) -> Image.Image:
         if key not in self._decoded:
-            self._keep(key, _decoded(self._store.content("pictures", key, "bin")))
+            self._keep(key, read_image(self._store.content("pictures", key, "bin"), MAX_PIXELS))
         self._decoded.move_to_end(key)
         return self._decoded[key]
 
@@ -172,13 +172,6 @@ def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, format=kind, **options)
     return buffer.getvalue()
-
-
-def _decoded(content: bytes) -> Image.Image:
-    image = read_image(content)
-    if image.width * image.height > MAX_PIXELS:
-        raise ImageError(f"the image has more than {MAX_PIXELS:,} pixels; make it smaller first")
-    return image
 
 
 def _content(path: Path) -> bytes:
