@@ -24,6 +24,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 	$(BIN)/mkdocs build --strict --quiet
+	.ci/audit $(BIN)/pip-audit
 
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs serve

@@ -117,6 +117,8 @@ def test_weights_that_need_unpickling_are_refused(tmp_path: Path) -> None:
     weights, out = tmp_path / "w.pt", tmp_path / "out"
     torch.save(nn.Linear(2, 2), weights)
     result = run("explain", picture(tmp_path / "a.png"), *MODEL[:2], "--weights", weights, "--out", out)
+    assert_refused(result, "not a .safetensors file", "torch:")
+    result = run("explain", picture(tmp_path / "a.png"), *MODEL[:2], "--weights", f"torch:{weights}", "--out", out)
     assert_refused(result, "unpickled", ".safetensors")
     assert not out.exists()
 

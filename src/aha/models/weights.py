@@ -15,16 +15,29 @@ from torch import Tensor, nn
 
 from aha.errors import WeightsError
 
+TORCH = "torch:"
+"""Before the name of a PyTorch file that is to be read."""
+
 _WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model", "net", "ema_state_dict")
 _PREFIXES = ("module.", "_orig_mod.", "model.")
 _PROTOCOL_2 = b"\x80\x02"  # how such a pickle begins
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Named tensors of a safetensors file, or of a PyTorch file that holds nothing but tensors."""
-    path = Path(path)
+    """Named tensors of a safetensors file, or of `torch:FILE`, a PyTorch file that holds nothing but tensors.
+
+    Safetensors cannot hold code. PyTorch files are pickles: though nothing but tensors is unpickled, that rests on a
+    list of harmless functions which has had its gaps, so that reading one is a choice to be made in words.
+    """
+    text = str(path)
+    is_chosen, path = text.startswith(TORCH), Path(text.removeprefix(TORCH))
     if not path.is_file():
         raise WeightsError(f"no weights at {path}")
+    if path.suffix != ".safetensors" and not is_chosen:
+        raise WeightsError(
+            f"{path.name} is not a .safetensors file; if you trust where it comes from, write {TORCH}{path} to read "
+            "the tensors of a PyTorch file"
+        )
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -61,6 +74,12 @@ def _refuse_other_protocols(path: Path) -> None:
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
     """Loads weights strictly; what does not fit is named, and then the module is left as it was."""
+    check_weights(module, weights, source)
+    module.load_state_dict(dict(without_prefix(weights, module.state_dict())), strict=True)
+
+
+def check_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Refuses weights that do not fit, and names what does not; the module may be one without memory."""
     own = module.state_dict()
     weights = without_prefix(weights, own)
     missing = [key for key in own if key not in weights]
@@ -77,7 +96,6 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) 
     ]
     if wrong:
         raise WeightsError(f"{source} does not fit the model; {'; '.join(wrong)}")
-    module.load_state_dict(dict(weights), strict=True)
 
 
 def state_digest(state: Mapping[str, Tensor]) -> str:
