@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aha.cli.options import MAX_SEED, Debug, Device, Json, Limit, NoPretrained, Quiet
+from aha.cli.limits import check_cost
+from aha.cli.options import MAX_SEED, Debug, Device, Force, Json, Limit, NoPretrained, Quiet
 from aha.cli.reporting import INTERRUPTED, answer, bench_bar, duration, print_json, reported, say_error
 from aha.cli.texts import check_texts, complete_method, complete_metric, complete_model, complete_score
 
@@ -78,6 +79,7 @@ def bench(
     ] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Leave the page to `aha report`.")] = False,
     device: Device = None,
+    force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -130,7 +132,10 @@ def bench(
 
         def made() -> Iterator[BenchRun]:
             """One after the other, since several large models may not fit into memory together."""
-            return (BenchRun(each, place, device=device, share=share) for each in plans)
+            for each in plans:
+                run = BenchRun(each, place, device=device, share=share)
+                check_cost(run.work.methods, run.model, force=force)
+                yield run
 
         if dry_run:
             _show_estimates(made(), json=json)

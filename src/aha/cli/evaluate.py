@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aha.cli.limits import check_cost
 from aha.cli.options import (
     BatchSize,
     Debug,
     Device,
     Engine,
+    Force,
     ImageSize,
     Json,
     Limit,
@@ -63,6 +65,7 @@ def evaluate(
     seed: Seed = 0,
     device: Device = None,
     batch_size: BatchSize = 32,
+    force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -104,6 +107,7 @@ def evaluate(
             source="the command",
         )
         run = BenchRun(plan, out, device=device)
+        check_cost(run.work.methods, run.model, force=force)
         cells = run.total // max(1, run.num_images)
         try:
             with bench_bar(run.pending, cells, shown=not quiet) as advance:

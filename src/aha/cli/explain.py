@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from aha.cli.limits import check_cost
 from aha.cli.options import (
     BatchSize,
     Debug,
     Device,
     Engine,
+    Force,
     ImageSize,
     Json,
     Limit,
@@ -78,6 +80,7 @@ def explain(
     seed: Seed = 0,
     device: Device = None,
     batch_size: BatchSize = 8,
+    force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -121,6 +124,7 @@ def explain(
         if contrast is not None:
             compared = tuple(class_list(contrast, loaded))
             methods = [Var(chosen, classes=compared) for chosen in methods]
+        check_cost(methods, loaded, force=force)
         pictures = choose(find_pictures(paths, place, loaded), limit, seed)
         run = FileRun(loaded, pictures, methods, target or contrast or "top1", place, seed=seed)
         try:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aha.core.progress import in_parts
 from aha.errors import MissingExtra
 from aha.methods.base import Method, method
 from aha.models import TargetModel
@@ -35,7 +36,7 @@ class AttentionFlow(Method):
         prefix = trace.structure.blocks[0].layout.prefix
         starts, ends = range(prefix, layers.shape[-1]), trace.readout.nonzero()[:, 0].tolist()
         flows = torch.zeros(layers.shape[0], layers.shape[-1])  # (B, T)
-        for image, capacity in enumerate(capacities):
+        for image, capacity in enumerate(in_parts([*capacities])):
             flows[image, prefix:] = torch.from_numpy(largest_flows(capacity, starts, ends))
         return trace.to_grid(flows.to(images))  # (B, h, w)
 
@@ -60,4 +61,4 @@ def largest_flows(capacities: NDArray[np.float64], starts: Sequence[int], ends: 
     amounts = np.concatenate([amounts, np.full(len(ends), unit * 1.01)]).astype(np.int32)
     graph = csr_array((amounts, (tails, heads)), shape=(outlet + 1, outlet + 1), dtype=np.int32)
     graph.eliminate_zeros()
-    return np.array([maximum_flow(graph, start, outlet).flow_value / unit for start in starts])
+    return np.array([maximum_flow(graph, start, outlet).flow_value / unit for start in in_parts(starts)])

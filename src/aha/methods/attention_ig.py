@@ -10,6 +10,7 @@ from torch import Tensor
 from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method
+from aha.methods.cost import Cost
 from aha.models import TargetModel, Trace
 
 
@@ -35,6 +36,9 @@ class AttentionIG(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_steps(self, self.steps)
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        return Cost(2 * self.steps)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         feedback, trace = reasoning_feedback(model, images, classes, self.steps)  # (B, T, T)

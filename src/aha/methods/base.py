@@ -10,14 +10,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from aha.core.registry import Registry
+from aha.core.seeds import generator_of
 from aha.core.spec import Spec, parse
 from aha.errors import CapabilityError, SpecError
+from aha.methods.cost import Cost
 from aha.models import TargetModel
 from aha.perturb.partitions import PARTITIONS
 from aha.perturb.references import REFERENCES, Reference, check_reference
@@ -60,6 +63,10 @@ class Method(Spec):
     def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
         """Why a model that has all it needs cannot serve it for inputs of this size; empty where it can."""
         return next((why for inner in self._inner() if (why := inner.refusal(model, size))), "")
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        """What one map of an image of this size, (H, W), costs; a method whose parameters can make it dear says so."""
+        return reduce(Cost.then, (inner.cost(model, size) for inner in self._inner()), Cost())
 
     def seeded(self, seed: int) -> Self:
         """The same method with every open `seed`, its inner methods' included, filled in."""
@@ -167,7 +174,7 @@ def layers_from(chosen: Method, layers: Sequence[T], start: int) -> Sequence[T]:
 
 def seeded_generator(seed: int | None) -> torch.Generator:
     """A generator of one's own, on the CPU, so that every device draws the same numbers."""
-    return torch.Generator().manual_seed(0 if seed is None else seed % 2**63)
+    return generator_of(0 if seed is None else seed)
 
 
 def runs_of_one_image(images: Tensor) -> Iterator[slice]:

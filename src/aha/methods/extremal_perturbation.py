@@ -12,6 +12,7 @@ from torch import Tensor
 from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method
+from aha.methods.cost import Cost
 from aha.models import TargetModel
 from aha.perturb.masking import Question, Scale, explain_each
 from aha.perturb.perturbation import blend
@@ -44,6 +45,10 @@ class ExtremalPerturbation(Method):
         super().__post_init__()
         if self.steps < 1 or not self.areas or not all(0 < area < 1 for area in self.areas):
             raise SpecError("extremal_perturbation: steps must be at least 1, and areas one or more shares in (0, 1)")
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        pixels = 4 * 3 * size[0] * size[1]
+        return Cost(2 * self.steps * len(self.areas), 8 * len(self.areas) * pixels)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)

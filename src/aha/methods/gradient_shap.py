@@ -10,6 +10,7 @@ from torch import Tensor
 from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
+from aha.methods.cost import Cost
 from aha.methods.gradient import ChannelRule, over_channels
 from aha.models import TargetModel
 from aha.perturb.references import Reference, reference_inputs
@@ -42,6 +43,9 @@ class GradientSHAP(Method):
             raise SpecError(
                 f"gradient_shap: n must be at least 1 and sigma not negative, not n={self.n}, sigma={self.sigma}"
             )
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        return Cost(2 * self.n)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         generator = seeded_generator(self.seed)

@@ -12,6 +12,7 @@ from torch import Tensor
 from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method
+from aha.methods.cost import Cost
 from aha.methods.gradient import ChannelRule, over_channels
 from aha.models import TargetModel
 from aha.perturb.references import Reference, ZerosNormalised, reference_inputs
@@ -37,6 +38,10 @@ class IntegratedGradients(Method):
         super().__post_init__()
         if self.steps < (2 if self.rule == "trapezoid" else 1):
             raise SpecError(f"integrated_gradients: {self.steps} steps are too few for the {self.rule} rule")
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        # The places of a Gauss-Legendre rule are eigenvalues of a matrix.
+        return Cost(2 * self.steps, 2 * 8 * self.steps**2 if self.rule == "gauss_legendre" else 0)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         start = reference_inputs(self.reference, model, images, classes)  # (B, C, H, W)

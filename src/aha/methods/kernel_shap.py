@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
+from aha.methods.cost import Cost
 from aha.models import TargetModel
 from aha.perturb.masking import Question, Scale, explain_each
 from aha.perturb.partitions import Partition, Patches
@@ -43,6 +44,11 @@ class KernelSHAP(Method):
         super().__post_init__()
         if self.n is not None and self.n < 2:
             raise SpecError(f"kernel_shap: n must be at least 2, not {self.n}")
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        count = self.parts.count(size)
+        wanted = min(2 * count + 2048 if self.n is None else self.n, 2 ** min(count, 62))
+        return Cost(wanted + 2, 36 * wanted * count + 3 * 8 * count**2)  # the draws, then the regression
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
+from aha.methods.cost import Cost
 from aha.models import TargetModel
 from aha.perturb.masking import Question, Scale, explain_each
 from aha.perturb.partitions import Partition, Patches
@@ -42,6 +43,10 @@ class LIME(Method):
                 f"lime: n must be at least 2 and kernel_width positive, not n={self.n}, "
                 f"kernel_width={self.kernel_width}"
             )
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        count = self.parts.count(size)
+        return Cost(self.n, 29 * self.n * count + 2 * 8 * count**2)  # the draws, and the regression
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)

@@ -15,6 +15,7 @@ from torch import Tensor
 from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import METHODS, Method, method
+from aha.methods.cost import Cost
 from aha.methods.patch_order import Order
 from aha.methods.patch_search import Responses, cell_indices, greedy, shown_first
 from aha.models import TargetModel
@@ -73,6 +74,14 @@ class MDA(Method):
             raise SpecError("mda: window and screen must be at least 1")
         if self.grid is not None and self.grid < 2:
             raise SpecError("mda: grid must be at least 2")
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        blocks = model.structure(size).blocks
+        rows, columns = blocks[0].layout.grid if self.grid is None and blocks else (self.grid or CELLS,) * 2
+        count = rows * columns
+        asked = min(count, self.screen + 2 if self.screen else self.window or 2 * math.isqrt(count) + 1)
+        guide = Cost() if self.guide is None else self.guide.cost(model, size)
+        return guide.then(Cost(count * asked + 2 * count + 4, 64 * count**2))
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         found = self.search(model, images, classes)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, check_start_layer, layers_from, method
+from aha.methods.cost import Cost
 from aha.models import TargetModel
 
 
@@ -39,6 +40,9 @@ class Mutex(Method):
         check_start_layer(self, self.start_layer)
         if not 0 <= self.min_cut < 1 or not 0 < self.token_ratio <= 1:
             raise SpecError("mutex: min_cut must lie in [0, 1) and token_ratio in (0, 1]")
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        return Cost(64)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         trace = model.trace(images, attention=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, method
+from aha.methods.cost import Cost
 from aha.models import TargetModel
 from aha.perturb.masking import Question, Scale, explain_each
 from aha.perturb.references import Reference, ZerosNormalised
@@ -38,6 +39,10 @@ class Occlusion(Method):
         super().__post_init__()
         if not 1 <= self.stride <= self.window:
             raise SpecError(f"occlusion: stride must be from 1 to window={self.window}, not {self.stride}")
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        down, across = (-(-max(0, side - self.window) // self.stride) + 1 for side in size)
+        return Cost(down * across + 1)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)

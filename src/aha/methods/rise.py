@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
+from aha.methods.cost import Cost
 from aha.models import TargetModel
 from aha.perturb.masking import Question, Scale, explain_each
 from aha.perturb.references import Reference, ZerosNormalised
@@ -40,6 +41,10 @@ class RISE(Method):
                 f"rise: n and cells must be at least 1 and p between 0 and 1, "
                 f"not n={self.n}, cells={self.cells}, p={self.p}"
             )
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        side = (self.cells + 1) * max(-(-length // self.cells) for length in size)  # of an enlarged mask
+        return Cost(self.n, 9 * self.n * self.cells**2 + 8 * min(self.n, model.chunks.size) * side**2)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)

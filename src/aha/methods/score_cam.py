@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aha.methods.base import Method, method
+from aha.methods.cost import CHANNELS, Cost
 from aha.methods.grad_cam import pick_stage
 from aha.models import TargetModel
 from aha.perturb.masking import Question, Scale, explain_each
@@ -29,6 +30,9 @@ class ScoreCAM(Method):
 
     layer: int = -1
     score: Scale = "logit"
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        return Cost(CHANNELS)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, scale=self.score)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
+from aha.methods.cost import Cost
 from aha.models import TargetModel
 from aha.perturb.masking import Question, Scale, explain_each
 from aha.perturb.partitions import Partition, Patches
@@ -40,6 +41,10 @@ class ShapleySampling(Method):
         super().__post_init__()
         if self.orders < 1:
             raise SpecError(f"shapley_sampling: orders must be at least 1, not {self.orders}")
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        count = self.parts.count(size)
+        return Cost(self.orders * count + 2, 48 * self.orders * count)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, method
+from aha.methods.cost import Cost
 from aha.models import TargetModel
 from aha.perturb.masking import Question, Scale, explain_each
 from aha.perturb.partitions import patch_index
@@ -37,6 +38,9 @@ class PatchWindows(Method):
             raise SpecError(
                 f"{self.name}: grid must be at least 1 and window odd, not grid={self.grid}, window={self.window}"
             )
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        return Cost(self.grid**2, 2 * self.grid**4)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)

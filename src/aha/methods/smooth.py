@@ -10,6 +10,7 @@ from torch import Tensor
 from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
+from aha.methods.cost import Cost
 from aha.models import TargetModel
 
 
@@ -27,6 +28,9 @@ class Smooth(Method):
         super().__post_init__()
         if self.n < 1 or self.sigma < 0:
             raise SpecError(f"smooth: n must be at least 1 and sigma not negative, not n={self.n}, sigma={self.sigma}")
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        return self.inner.cost(model, size).times(self.n)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         generator = seeded_generator(self.seed)

@@ -11,6 +11,7 @@ from torch import Tensor
 from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method, runs_of_one_image, seeded_generator
+from aha.methods.cost import Cost
 from aha.models import TargetModel
 
 
@@ -37,6 +38,9 @@ class TIS(Method):
         super().__post_init__()
         if self.masks < 1 or not 0 < self.ratio < 1:
             raise SpecError(f"tis: masks must be at least 1 and ratio in (0, 1), not {self.masks} and {self.ratio}")
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        return Cost(self.masks + 1)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         layout = model.structure(images.shape[1:]).blocks[0].layout

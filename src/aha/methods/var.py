@@ -15,6 +15,7 @@ from aha.core.progress import in_parts
 from aha.core.rows import distinct_rows
 from aha.errors import SpecError
 from aha.methods.base import Method, method
+from aha.methods.cost import Cost
 from aha.methods.distribution import Distribution
 from aha.models import TargetModel
 
@@ -61,6 +62,10 @@ class Var(Method):
             raise SpecError("var: temperatures must be positive, and at least one")
         if not isinstance(self.threshold, bool) and not 0 <= self.threshold < 1:
             raise SpecError(f"var: threshold is True, False or a margin in [0, 1), not {self.threshold}")
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        count = len(self.classes) if not isinstance(self.classes, str) else sum(_rule(self.classes))
+        return self.inner.cost(model, size).times(count + 1)
 
     def among(self, classes: Sequence[int]) -> Self:
         told = super().among(classes)

@@ -34,6 +34,10 @@ class Partition(Spec):
     def __call__(self, model: TargetModel, image: Tensor) -> Tensor:
         """The part (H, W) of each pixel of an image (C, H, W); every part has at least one pixel."""
 
+    @abstractmethod
+    def count(self, size: tuple[int, int]) -> int:
+        """About how many parts an image of this size has, before it is seen."""
+
     def as_map(self, values: Tensor, index: Tensor) -> Tensor:
         """Values (..., K) of the parts as maps, at the partition's own resolution."""
         return values[..., index]
@@ -66,6 +70,10 @@ class Patches(Partition):
         """Cells numbered row by row."""
         return patch_index((image.shape[-2], image.shape[-1]), self.grid, image.device)
 
+    def count(self, size: tuple[int, int]) -> int:
+        """All cells."""
+        return self.grid**2
+
     def as_map(self, values: Tensor, index: Tensor) -> Tensor:
         """One value per cell: (..., grid, grid)."""
         return values.reshape(*values.shape[:-1], self.grid, self.grid)
@@ -84,6 +92,10 @@ class Slic(Partition):
         super().__post_init__()
         if self.n < 1 or self.compactness <= 0 or self.sigma < 0:
             raise SpecError("slic: n must be at least 1, compactness positive and sigma not negative")
+
+    def count(self, size: tuple[int, int]) -> int:
+        """As many as are asked for, of one pixel at least."""
+        return min(self.n, size[0] * size[1])
 
     def __call__(self, model: TargetModel, image: Tensor) -> Tensor:
         """Superpixels of the picture; of the input stretched to [0, 1] where the normalisation is not known."""

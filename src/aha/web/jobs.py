@@ -74,7 +74,8 @@ class Job:
             raise AhaError("this took too long and was stopped; choose fewer steps or samples")
 
     def report(self, share: float) -> None:
-        """Called by the work itself: this share of it is done."""
+        """Called by the work itself: this share of it is done; a moment at which it may end."""
+        self.checkpoint()
         self.done = share
 
     def as_dict(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from aha.core.spec import Spec
 from aha.errors import SpecError
 from aha.methods import Method, load_method
 from aha.methods.aha import AHA
+from aha.methods.cost import Cost
+from aha.models import TargetModel
 from aha.perturb.references import (
     Black,
     Blur,
@@ -32,6 +34,8 @@ REFERENCES = ("black", "mean", "blur", "white", "noise")
 # Made without asking the model, and from the picture alone.
 _PLAIN_REFERENCES = (Black, Mean, Blur, White, Noise, ZerosNormalised)
 _LARGEST_NUMBER = 5000
+BUDGET = Cost(passes=20_000, bytes=2**30)
+"""Of one map. Numbers that are modest one by one can be monstrous together."""
 _DEEPEST = 4
 _LARGEST_KERNEL = 301
 
@@ -46,6 +50,20 @@ def allowed_method(text: str, explainers: Collection[str]) -> Method:
     for spec, depth in specs_in(method):
         _check(spec, explainers, depth)
     return method
+
+
+def check_budget(method: Method, model: TargetModel, size: tuple[int, int]) -> None:
+    """Refuses a method whose map of an image of this size, (H, W), would take too long or too much memory.
+
+    Raises:
+        SpecError: It would; the figures are named.
+    """
+    cost = method.cost(model, size)
+    if not cost.within(BUDGET):
+        raise SpecError(
+            f"{str(method)[:80]} needs about {cost} for one map; the explorer allows {BUDGET}; "
+            "choose fewer samples or a coarser grid, or use the command line"
+        )
 
 
 def allowed_reference(text: str) -> Reference:

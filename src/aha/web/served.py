@@ -12,7 +12,7 @@ from aha.errors import ModelError
 from aha.methods import Method, check_fit
 from aha.methods.aha import AHA
 from aha.models import TargetModel
-from aha.web.policy import allowed_method
+from aha.web.policy import allowed_method, check_budget
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Served:
         if isinstance(method, AHA) and not method.explainer and not self.explainers:
             raise ModelError(f"no explainer belongs to {self.name}; start with --explainer FOLDER, or train one")
         check_fit(method, self.model)
+        check_budget(method, self.model, self.model.stated_preprocessing().size)
         return method
 
     def scored_class(self, index: int, score: float) -> dict[str, Any]:
