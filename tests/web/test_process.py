@@ -11,9 +11,11 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -116,7 +118,43 @@ def large_picture(number: int) -> bytes:
     return buffer.getvalue()
 
 
-def test_fifty_visitors_on_new_and_on_known_work(server: Server) -> None:
+UNFINISHED = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
+STALLED = (
+    b"POST /api/pictures HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 900000\r\n\r\nhalf"
+)
+HOSTILE = (
+    "kernel_shap(parts=patches(grid=200))",
+    "rise(n=5000, cells=5000)",
+    "lime(n=5000, parts=patches(grid=64), reference=blur(kernel=4999))",
+    "smooth(smooth(smooth(gradient, n=5000), n=5000), n=5000)",
+    "occlusion(window=1, stride=1, reference=image('/etc/hostname'))",
+    "integrated_gradients(steps=999999999999999999999)",
+    "simple_insertion(grid=4000)",
+    "aha('/etc')",
+)
+
+
+@contextmanager
+def crowd(server: Server) -> Iterator[None]:
+    """300 clients that never finish their headers, and 20 that never finish their uploads."""
+    place = urlsplit(server.address)
+    with ExitStack() as stack:
+        for beginning in [UNFINISHED] * 300 + [STALLED] * 20:
+            wire = stack.enter_context(socket.create_connection((str(place.hostname), int(place.port or 0)), PATIENCE))
+            wire.sendall(beginning)
+        yield
+
+
+def refused(server: Server, picture: str, method: str) -> int:
+    """The status of the answer to a method that asks for too much."""
+    question = {"picture": picture, "model": MODEL, "method": method, "target": 3}
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.post("/api/maps", json.dumps(question).encode(), visitor="hostile")
+    caught.value.close()
+    return caught.value.code
+
+
+def test_fifty_visitors_in_a_hostile_crowd(server: Server) -> None:
     contents = [large_picture(number) for number in range(VISITORS)]
     known = server.post("/api/pictures", png(1), "image/png")["key"]
     server.asked("/api/maps", picture=known, model=MODEL, method="grad_cam", target=3)
@@ -132,8 +170,10 @@ def test_fifty_visitors_on_new_and_on_known_work(server: Server) -> None:
         old = server.asked("/api/maps", visitor, picture=known, model=MODEL, method="grad_cam", target=3)
         return [thumbnail, values, len(server.get(f"/api/results/{old['key']}/ranks"))]
 
-    with ThreadPoolExecutor(VISITORS) as pool:
-        found = list(pool.map(visit, range(VISITORS)))
+    with crowd(server), ThreadPoolExecutor(VISITORS) as pool:
+        visits = pool.map(visit, range(VISITORS))
+        assert {refused(server, known, method) for method in HOSTILE} == {422}
+        found = list(visits)
     assert all(min(sizes) > 100 for sizes in found)
     # Kept pictures take at most 240 MB, the one at hand 30 and the cache of the allocator some; unbounded, it were 800.
     growth = server.memory("VmHWM") - before

@@ -54,6 +54,8 @@ async def _explain(_request: Request, error: Exception) -> Response:
     if not isinstance(error, AhaError):  # raised again by Starlette after the answer, and reported by the guard
         return answer({"error": "something went wrong inside; the server goes on"}, 500)
     response = answer({"error": " ".join(str(error).split())}, _status(error))
+    if isinstance(error, Refused) and error.status in (408, 413, 503):
+        response.headers["connection"] = "close"  # the rest of the body is not waited for
     if isinstance(error, Busy):
         response.headers["retry-after"] = "5"
     return response

@@ -31,6 +31,7 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 _LONGEST_TARGET = 8192
+MOST_AT_ONCE = 256  # requests that are being answered
 
 
 def is_loopback(host: str) -> bool:
@@ -48,6 +49,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, token: str = "", report: Callable[[str], None] = lambda line: None) -> None:
         self._app, self._token, self._report = app, token, report
+        self._at_once = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -68,6 +70,7 @@ class Guard:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
+        self._at_once += 1
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
@@ -78,12 +81,18 @@ class Guard:
             self._report(f"{scope['method']} {scope['path'][:80]!r}: {type(error).__name__}: {str(error)[:200]}")
             if not has_started:
                 await _answer(guarded_send, 500, "something went wrong inside; the server goes on")
+        finally:
+            self._at_once -= 1
 
     def _refusal(self, scope: Scope) -> tuple[int, str, dict[str, str]] | None:
         """Status, line and headers of a refusal; None lets the request in."""
         headers = Headers(scope=scope)
+        if self._at_once > MOST_AT_ONCE:
+            return 503, "too many requests at once; try again in a few seconds", {"retry-after": "5"}
         if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > _LONGEST_TARGET:
             return 414, "the address is too long", {}
+        if b"%00" in scope.get("raw_path", b"") + scope["query_string"] or "\0" in scope["path"]:
+            return 400, "the address holds a NUL, which no name has", {}
         host = headers.get("host", "")
         if not self._token and not is_loopback(_without_port(host)):
             return 421, "this server answers to localhost only", {}

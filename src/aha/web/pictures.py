@@ -36,10 +36,11 @@ _THUMBNAIL, _SMALL_THUMBNAIL = 512, 320  # pixels of the longer side
 
 @dataclass(frozen=True)
 class Example:
-    """A picture in one of the named folders, and what people call it."""
+    """A picture in one of the named folders, and what people call it; it must still lie there when it is read."""
 
     path: Path
     title: str
+    folders: tuple[Path, ...] = ()
 
 
 class Pictures:
@@ -91,7 +92,7 @@ class Pictures:
         if not 0 <= number < len(self.examples):
             raise ImageError(f"there is no example {number}; there are {len(self.examples)}")
         example = self.examples[number]
-        return self.add(_content(example.path), example.path.name)
+        return self.add(_content(_real(example)), example.path.name)
 
     def record(self, key: str) -> dict[str, Any]:
         """Name and size of a picture."""
@@ -107,7 +108,8 @@ class Pictures:
 
     def example_thumbnail(self, number: int) -> bytes:
         """An example, smaller still."""
-        return self._desk.submit(lambda: thumbnail(read_image(self.examples[number].path), _SMALL_THUMBNAIL)).result()
+        path = _real(self.examples[number])
+        return self._desk.submit(lambda: thumbnail(read_image(path, MAX_PIXELS), _SMALL_THUMBNAIL)).result()
 
     def prepared(self, key: str, model: TargetModel) -> tuple[Tensor, Geometry]:
         """The picture as a model's input (1, C, H, W), and where that lies in it."""
@@ -139,9 +141,30 @@ class Pictures:
 
 
 def find_examples(folders: Iterable[Path], most: int = 500) -> list[Example]:
-    """The pictures below folders, or named themselves."""
-    found = [path for folder in folders for path in find_images(folder)]
-    return [Example(path, path.stem.replace("_", " ")) for path in found[:most]]
+    """The pictures below folders, or named themselves; links that lead out of the folders are left out."""
+    folders = list(folders)
+    roots = tuple(folder.resolve() for folder in folders if folder.is_dir())
+    found = [
+        Example(path, path.stem.replace("_", " "), roots if folder.is_dir() else ())
+        for folder in folders
+        for path in find_images(folder)
+    ]
+    kept = [example for example in found if _lies_inside(example)]
+    if not kept:
+        raise ImageError(f"all pictures in {folders[0]} are links that lead out of it; name the folder they lead to")
+    return kept[:most]
+
+
+def _lies_inside(example: Example) -> bool:
+    """A link may lead from one named folder into another, but not out of them."""
+    real = example.path.resolve()
+    return not example.folders or any(folder in real.parents for folder in example.folders)
+
+
+def _real(example: Example) -> Path:
+    if not _lies_inside(example):
+        raise ImageError(f"{example.path.name} has become a link that leads out of the folders that may be read")
+    return example.path.resolve()
 
 
 def thumbnail(image: Image.Image, side: int = _THUMBNAIL) -> bytes:

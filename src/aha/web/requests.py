@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -13,7 +15,8 @@ from starlette.responses import Response
 from aha.errors import AhaError
 
 MAX_JSON = 64 * 2**10
-_SECONDS_TO_SEND = 120.0
+SECONDS_BETWEEN_PARTS = 10.0  # of a body that is arriving
+_BYTES_PER_SECOND = 32 * 2**10  # of a body, on average, after that time
 _OWNER = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 T = TypeVar("T")
@@ -41,25 +44,65 @@ def binary(content: bytes, kind: str, *, name: str = "", lasting: bool = False) 
     return Response(content, media_type=kind, headers=headers)
 
 
-async def body_of(request: Request, most: int) -> bytes:
-    """The body, read no further than allowed."""
+class Room:
+    """Memory for bodies, all visitors together: what has arrived takes room, what is announced does not."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def take(self, count: int) -> None:
+        """Room for so many bytes more."""
+        if count > self._left:
+            raise Refused(503, "too many uploads at once; try again in a few seconds")
+        self._left -= count
+
+    def give_back(self, count: int) -> None:
+        """They are no longer needed."""
+        self._left += count
+
+
+@asynccontextmanager
+async def body_of(request: Request, most: int, room: Room) -> AsyncIterator[bytes]:
+    """The body, read no further than allowed; its room is free again at the end of the block."""
     length = request.headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit():
         raise Refused(400, "the content length is not a number")
+    too_large = Refused(413, f"too large; at most {most // 2**10:,} KB are taken")
     if len(length) > 15 or int(length) > most:
-        raise Refused(413, f"too large; at most {most // 2**10:,} KB are taken")
+        raise too_large
     content = bytearray()
     try:
-        async with asyncio.timeout(_SECONDS_TO_SEND):
-            async for part in request.stream():
-                content += part
-                if len(content) > most:
-                    raise Refused(413, f"too large; at most {most // 2**10:,} KB are taken")
+        async for part in _in_time(request):
+            if len(content) + len(part) > most:
+                raise too_large
+            room.take(len(part))
+            content += part
+        yield bytes(content)
+    finally:
+        room.give_back(len(content))
+
+
+async def _in_time(request: Request) -> AsyncIterator[bytes]:
+    """The parts of a body, as long as they keep coming."""
+    parts, clock = aiter(request.stream()), asyncio.get_running_loop()
+    start, arrived = clock.time(), 0
+    try:
+        while True:
+            async with asyncio.timeout(SECONDS_BETWEEN_PARTS):
+                part = await anext(parts)
+            yield part
+            arrived += len(part)
+            if arrived < _BYTES_PER_SECOND * (clock.time() - start - SECONDS_BETWEEN_PARTS):
+                raise TimeoutError
+    except StopAsyncIteration:
+        return
     except TimeoutError:
         raise Refused(408, "the request took too long to arrive") from None
     except ClientDisconnect:
         raise Refused(400, "the request broke off") from None
-    return bytes(content)
+
+
+_QUESTIONS = Room(512 * MAX_JSON)
 
 
 class Fields:
@@ -74,11 +117,11 @@ class Fields:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Refused(415, "send JSON, as application/json")
-        content = await body_of(request, MAX_JSON)
-        try:
-            value = json.loads(content)
-        except (ValueError, RecursionError):
-            raise Refused(400, "the body is not JSON") from None
+        async with body_of(request, MAX_JSON, _QUESTIONS) as content:
+            try:
+                value = json.loads(content)
+            except (ValueError, RecursionError):
+                raise Refused(400, "the body is not JSON") from None
         if not isinstance(value, dict):
             raise Refused(400, "the body is not a JSON object")
         return cls(value)
@@ -92,6 +135,8 @@ class Fields:
             raise Refused(400, f"{name} must be {_describe(kind)}")
         if isinstance(value, int) and abs(value) > 2**31:
             raise Refused(400, f"{name} is out of range")
+        if _holds_nul(value):
+            raise Refused(400, f"{name} holds a NUL")
         return value
 
     def take_list(self, name: str, kind: type[T], default: Any = _MISSING) -> list[T]:
@@ -103,6 +148,10 @@ class Fields:
         """Refuses what nobody asked for."""
         if self._left:
             raise Refused(400, f"unknown field {next(iter(self._left))[:40]!r}")
+
+
+def _holds_nul(value: object) -> bool:
+    return isinstance(value, str) and "\0" in value
 
 
 def owner_of(request: Request) -> str:

@@ -21,6 +21,7 @@ from aha.learned.library import cache_folder, explainer_folder, load_explainer
 from aha.methods.aha import AHA
 from aha.models import TargetModel, load_model
 from aha.web.app import create_app
+from aha.web.connections import Connection
 from aha.web.guard import Guard, is_loopback
 from aha.web.jobs import Jobs
 from aha.web.pictures import Example, Pictures, find_examples
@@ -31,7 +32,7 @@ from aha.web.workbench import Workbench
 
 PORT = 8642
 _TOKEN_BYTES = 24
-_CONNECTIONS = 256
+_BACKLOG = 256
 
 
 @dataclass(frozen=True)
@@ -89,24 +90,29 @@ def serve(app: Guard, host: str, port: int, on_ready: Callable[[str], None] = la
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(_CONNECTIONS)  # now: whoever is told the address may come before the server is ready
+        listener.listen(_BACKLOG)  # now: whoever is told the address may come before the server is ready
     except OSError as error:
         listener.close()
         raise OutputError(
             f"cannot listen on {host} port {port}: {error.strerror or error}; try another --port"
         ) from None
     shown = f"[{host}]" if ":" in host else host
-    config = uvicorn.Config(
+    on_ready(f"http://{shown}:{listener.getsockname()[1]}/")
+    with listener, suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
+        uvicorn.Server(server_config(app)).run(sockets=[listener])
+
+
+def server_config(app: Guard) -> uvicorn.Config:
+    """How the application is served."""
+    return uvicorn.Config(
         app,
+        http=Connection,
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=_CONNECTIONS,
         timeout_graceful_shutdown=3,
     )
-    on_ready(f"http://{shown}:{listener.getsockname()[1]}/")
-    with listener, suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
-        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _load(settings: Settings) -> list[Served]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import torch
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -13,24 +11,23 @@ from starlette.routing import Route
 from aha.web import pictures as limits
 from aha.web.pictures import as_png, model_view, seen_window
 from aha.web.policy import allowed_reference
-from aha.web.requests import Refused, answer, binary, body_of, number
+from aha.web.requests import Refused, Room, answer, binary, body_of, number
 from aha.web.workbench import Workbench
 
-_UPLOADS = 8  # read at once; others wait, so that their bodies do not pile up in memory
+_ARRIVING = 8  # uploads of the largest size that fit into memory at once, or many more that are smaller
 
 
 def picture_routes(bench: Workbench) -> list[Route]:
     """Uploads, examples, and views of both."""
     pictures = bench.pictures
-    uploading = asyncio.Semaphore(_UPLOADS)
+    room = Room(_ARRIVING * limits.MAX_UPLOAD)
 
     async def upload(request: Request) -> Response:
         """Takes the body as a picture, whatever its name says."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if not (kind.startswith("image/") or kind == "application/octet-stream"):
             raise Refused(415, "send the file itself, as image/... or application/octet-stream")
-        async with uploading:
-            content = await body_of(request, limits.MAX_UPLOAD)
+        async with body_of(request, limits.MAX_UPLOAD, room) as content:
             return answer(await run_in_threadpool(pictures.add, content, request.query_params.get("name", "")), 201)
 
     def record(request: Request) -> Response:
