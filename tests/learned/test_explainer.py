@@ -132,7 +132,7 @@ def test_what_is_no_explainer_is_refused_in_one_line(explainer: Explainer, tmp_p
     folder = explainer.save_pretrained(tmp_path / "e")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "surprise": 1}))
-    with pytest.raises(WeightsError, match=r"unknown entries in config\.json: surprise"):
+    with pytest.raises(WeightsError, match="unknown entry surprise"):
         Explainer.from_pretrained(folder)
     wider = {**config, "decoder": {**config["decoder"], "width": 32}}
     (folder / "config.json").write_text(json.dumps(wider))

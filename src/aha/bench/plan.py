@@ -101,9 +101,14 @@ def read_plans(path: Path, changes: Mapping[str, Any] | None = None) -> list[Pla
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(f"cannot read the plan {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise SpecError(f"the plan {path} is nested too deeply to be a plan") from None
+    except ValueError as error:  # TOML's own, or of another encoding
         raise SpecError(f"the plan {path} is not TOML: {error}") from None
-    return make_plans({**table, **(changes or {})}, source=str(path))
+    changes = changes or {}
+    if "model" in changes and "weights" in table and "weights" not in changes:
+        raise SpecError(f"the weights in {path} belong to the models there; with another model, say its --weights too")
+    return make_plans({**table, **changes}, source=str(path))
 
 
 def make_plans(settings: Mapping[str, Any], source: str = "the plan") -> list[Plan]:

@@ -91,6 +91,9 @@ def _boxes(boxes: Sequence[Any] | None, index: int, geometry: Geometry, name: st
 
 def check_truth(protocols: Sequence[Protocol], truth: Truth) -> None:
     """Refuses a protocol whose truth is missing before anything is computed."""
+    for name, given in (("masks", truth.masks), ("boxes", truth.boxes)):
+        if given is not None and not hasattr(given, "__len__"):
+            raise MetricError(f"{name}= must be a list with one entry per image, not a {type(given).__name__}")
     advice = {
         "mask": (truth.masks, "masks; pass masks=, one per image"),
         "boxes": (truth.boxes, "boxes; pass boxes=, one list per image"),

@@ -35,10 +35,18 @@ def reported(*, debug: bool, quiet: bool = False) -> Iterator[None]:
             raise typer.Exit(INTERRUPTED) from None
         except (typer.Exit, typer.BadParameter, BrokenPipeError):
             raise  # typer ends the program for these, with its own usage lines
+        except ValueError as error:
+            if debug or "null byte" not in str(error):  # as Python says of a file name
+                _fail_unexpectedly(error, debug=debug)
+            fail("a file name holds a NUL, which none can have")
         except Exception as error:
-            if debug:
-                raise
-            fail(f"{type(error).__name__}: {error} (unexpected; --debug shows where)")
+            _fail_unexpectedly(error, debug=debug)
+
+
+def _fail_unexpectedly(error: Exception, *, debug: bool) -> NoReturn:
+    if debug:
+        raise error
+    fail(f"{type(error).__name__}: {error} (unexpected; --debug shows where)")
 
 
 def say_error(text: str) -> None:

@@ -57,6 +57,8 @@ class Spec:
 
 def parse(text: str, registry: Registry[type[S]], *inner: Registry[Any]) -> S:
     """The value that `text` describes, built from the classes of `registry`; its parameters also from `inner` ones."""
+    if not isinstance(text, str):
+        raise SpecError(f"a {registry.kind} is a text such as name(parameter=value), not a {type(text).__name__}")
     if len(text) > MAX_LENGTH:
         raise SpecError(f"a {registry.kind} text of {len(text)} characters is longer than {MAX_LENGTH}")
     try:

@@ -192,7 +192,7 @@ def _from_pictures(
 def _labelled(batches: Iterator[Batch], labels: Sequence[int] | Tensor, total: int | None) -> Iterator[Batch]:
     try:
         known = torch.as_tensor(labels)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError also of numbers beyond 64 bits
         known = torch.empty(0)
     if known.dim() != 1 or known.is_floating_point():
         raise TargetError("labels must be whole numbers, one per image")

@@ -30,6 +30,7 @@ from PIL import Image
 
 from aha.core.disk import result_key
 from aha.core.registry import Registry
+from aha.core.seeds import generator_of
 from aha.data.images import read_image
 from aha.data.labelled import Box
 from aha.data.mosaics import Mosaic
@@ -135,7 +136,7 @@ def choose(images: Sequence[BenchImage], limit: int | None, seed: int) -> list[B
     """A seeded choice of `limit` images, in the order of the data set; a larger limit contains the smaller one."""
     if limit is None or limit >= len(images):
         return list(images)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(images), generator=generator_of(seed))
     return [images[index] for index in sorted(order[:limit].tolist())]
 
 

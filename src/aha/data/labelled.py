@@ -6,7 +6,6 @@ A CSV has a header. Columns: `file` (or `path`, `image`), relative to the CSV; o
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from aha.core.tables import read_table
 from aha.data.images import find_images
 from aha.errors import ImageError, MetricError
 
@@ -42,10 +42,7 @@ def find_labelled(paths: Iterable[Path]) -> list[LabelledImage]:
 
 
 def _read_csv(path: Path) -> list[LabelledImage]:
-    try:
-        lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ImageError(f"cannot read {path}: {error}") from None
+    lines = read_table(path, ImageError)
     names = set(lines[0]) if lines else set()
     file_column = next((name for name in ("file", "path", "image") if name in names), None)
     label_column = next((name for name in ("label", "class_index") if name in names), None)
@@ -100,6 +97,6 @@ def read_mask(path: Path) -> NDArray[Any]:
     try:
         with Image.open(path) as picture:
             values = np.array(picture)
-    except OSError as error:
+    except Exception as error:  # decoders raise much more than OSError on damaged files
         raise MetricError(f"cannot read the mask {path}: {error}") from None
     return values if values.ndim == 2 else values[..., 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from aha.core.tables import read_table
 from aha.data.datasets import DATA, BenchImage
 from aha.data.images import find_images
 from aha.data.labelled import Box, find_labelled, read_mask
@@ -109,7 +109,7 @@ def read_imagenet(place: Path, split: str, model: TargetModel) -> list[BenchImag
 
 
 def _lines(path: Path, *columns: str) -> list[dict[str, str]]:
-    lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    lines = read_table(path, ImageError)
     if lines and not set(columns) <= lines[0].keys():
         raise ImageError(f"{path} needs the columns {', '.join(columns)}")
     return lines

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from aha.core.seeds import generator_of
 from aha.errors import AhaWarning, ImageError, ModelError, SpecError
 from aha.models import TargetModel
 
@@ -106,7 +107,7 @@ def _tiles(model: TargetModel, pictures: Iterable[Labelled], n: int, seed: int, 
     if cell == "resize":
         height, width = (side // n for side in preprocess.size)
         preprocess = replace(preprocess, size=(height, width), fit="squash", resize_to=None)
-    for index in torch.randperm(len(given), generator=torch.Generator().manual_seed(seed)).tolist():
+    for index in torch.randperm(len(given), generator=generator_of(seed)).tolist():
         image, label, *box = given[index]
         model.check_classes(torch.tensor([label]))
         inputs, geometry = preprocess(image)

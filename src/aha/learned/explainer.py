@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from aha import __version__
 from aha.core.disk import result_key, write_atomically, writing
+from aha.core.strict import Range, from_json, read_json
 from aha.errors import AhaWarning, ModelError, SpecError, WeightsError
 from aha.learned.calibration import calibrated
 from aha.learned.decoder import Decoder, DecoderConfig, Given, unit_scaled
@@ -31,7 +32,7 @@ from aha.learned.settings import ENCODERS, Design, Evidence
 from aha.models import TargetModel, load_model
 from aha.models.hooks import preserved_random_state
 from aha.models.tracing import Trace
-from aha.models.weights import load_weights, state_digest
+from aha.models.weights import check_weights, load_weights, state_digest
 
 Conditioning = Literal["head", "embedding"]  # as built: "auto" is decided
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -278,12 +279,14 @@ class Explainer(nn.Module):
         """An explainer from a folder, or from a repository of the Hugging Face hub."""
         folder = Path(source) if Path(source).is_dir() else _download(str(source))
         try:
-            config = _read_config(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+            config = _read_config(read_json(folder / CONFIG))
             weights = load_file(folder / WEIGHTS)
         except FileNotFoundError as error:
             raise ModelError(f"{folder} is not an explainer: it has no {Path(str(error.filename)).name}") from None
-        except (ValueError, TypeError, KeyError, SafetensorError) as error:
+        except (SpecError, OSError, SafetensorError) as error:
             raise WeightsError(f"the explainer in {folder} cannot be read: {error}") from None
+        with torch.device("meta"):  # sizes that do not fit the weights are found before they take any memory
+            check_weights(cls(config), weights, str(folder))
         explainer = cls(config)
         load_weights(explainer, {k: v.float() if v.is_floating_point() else v for k, v in weights.items()}, str(folder))
         return explainer.to(device).eval()
@@ -351,17 +354,31 @@ def model_card(config: ExplainerConfig) -> str:
     )
 
 
-def _read_config(found: dict[str, Any]) -> ExplainerConfig:
-    """Strict: unknown or missing entries are errors."""
-    known = {f.name for f in fields(ExplainerConfig)}
-    if unknown := found.keys() - known:
-        raise ValueError(f"unknown entries in {CONFIG}: {', '.join(sorted(unknown))}")
-    if "evidence" not in found:
-        raise ValueError("it was trained by an older version, whose maps were coarse; train it anew")
-    sizes = found["decoder"]
-    decoder = DecoderConfig(**{**sizes, **{name: tuple(sizes[name]) for name in ("channels", "evidence")}})
-    lists = {name: tuple(found.get(name, ())) for name in ("stages", "evidence_stages", "response")}
-    return ExplainerConfig(**{**found, **lists, "decoder": decoder})
+_LIMITS = {
+    "num_classes": Range(1, 2**24),
+    "stages": Range(0, 2**16),
+    "evidence_stages": Range(0, 2**16),
+    "temperature": Range(1e-6, 1e3),
+    "response": Range(-1e3, 1e3),
+    "decoder.channels": Range(1, 2**16),
+    "decoder.class_dim": Range(1, 2**16),
+    "decoder.evidence": Range(0, 2**12),
+    "decoder.image_channels": Range(1, 64),
+    "decoder.width": Range(1, 2**13),
+    "decoder.stride": Range(1, 2**10),
+}
+
+
+def _read_config(found: Any) -> ExplainerConfig:
+    """Strict: unknown, missing and mistaken entries are errors."""
+    if isinstance(found, dict) and "decoder" in found and "evidence" not in found:
+        raise SpecError("it was trained by an older version, whose maps were coarse; train it anew")
+    config = from_json(ExplainerConfig, found, _LIMITS)
+    if not config.stages or len(config.stages) != len(config.decoder.channels):
+        raise SpecError(f"{len(config.stages)} stages do not fit {len(config.decoder.channels)} numbers of channels")
+    if len(config.decoder.evidence) not in (0, len(config.stages)):
+        raise SpecError(f"{len(config.stages)} stages do not fit evidence at {len(config.decoder.evidence)} levels")
+    return config
 
 
 def _download(repository: str) -> Path:

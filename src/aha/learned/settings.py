@@ -6,6 +6,7 @@ Where the paper is silent, the default is a choice of this project; `docs/aha.md
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -191,6 +192,15 @@ def _changed(settings: Settings, name: str, value: Any) -> Settings:
 _CHOICES = {"conditioning": get_args(Conditioning), "evidence": get_args(Evidence)}
 
 
+# Where zero means nothing, or would be divided by.
+_LOWEST: dict[str, float] = {
+    **dict.fromkeys(("steps", "batch_size", "perturbations", "save_every", "validation_steps"), 1),
+    **dict.fromkeys(("width", "stride", "class_dim"), 1),
+    **dict.fromkeys(("hot", "cold", "clip"), 1e-9),
+}
+_HIGHEST = 2**40
+
+
 def _names(kind: type) -> set[str]:
     return {f.name for f in fields(kind)}
 
@@ -199,12 +209,12 @@ def _checked(kind: type, name: str, value: Any) -> Any:
     """The value, if it has the type of the field that it is meant for."""
     wanted = get_type_hints(kind)[name]
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = float(value) if value <= _HIGHEST else math.inf
     if wanted in (int, float, bool, str):
         if type(value) is not wanted:
             raise SpecError(f"{name}={value!r} is not a {wanted.__name__}")
-        if wanted in (int, float) and value < 0:
-            raise SpecError(f"{name}={value!r} cannot be negative")
+        if wanted in (int, float) and not _LOWEST.get(name, 0) <= value <= _HIGHEST:
+            raise SpecError(f"{name}={value!r} must be a number from {_LOWEST.get(name, 0)} on")
     elif name in _CHOICES:
         if value not in _CHOICES[name]:
             raise SpecError(f"{name}={value!r} is none of {', '.join(_CHOICES[name])}")
@@ -213,5 +223,12 @@ def _checked(kind: type, name: str, value: Any) -> Any:
         numbers = tuple(value) if isinstance(value, list | tuple) else ()
         if not numbers or (length and len(numbers) != length) or not all(isinstance(n, int | float) for n in numbers):
             raise SpecError(f"{name}={value!r} is not a list of {length or 'some'} numbers")
+        least = 1 if name == "grids" else 0
+        if not all(least <= number <= _HIGHEST for number in numbers) or (name == "classes" and not sum(numbers)):
+            raise SpecError(f"{name}={value!r} has a number that is too small or too large")
+        if name != "classes" and not all(type(number) is int for number in numbers):
+            raise SpecError(f"{name}={value!r} are not whole numbers")
+        if name == "grids" and numbers[0] > numbers[1]:
+            raise SpecError(f"grids={value!r} are the smallest and the largest, in this order")
         return numbers
     return value

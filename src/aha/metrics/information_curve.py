@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aha.core.seeds import generator_of
 from aha.errors import MetricError, SpecError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case
@@ -98,7 +99,7 @@ class InformationCurve(Metric):
             pixels = case.sample.pixels.detach().float().clamp(0, 1).cpu()  # (C, H, W)
             picture = (pixels * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
             seed = zlib.crc32(f"{case.seed} {case.sample.name}".encode())
-            order = torch.randperm(case.num_pixels, generator=torch.Generator().manual_seed(seed))
+            order = torch.randperm(case.num_pixels, generator=generator_of(seed))
             revealed = (order < max(1, int(self.fraction * case.num_pixels))).view(case.values.shape).numpy()
             blurred = interpolated(picture, revealed)
             outputs = case.model.outputs(_inputs(case, [blurred]))[0]

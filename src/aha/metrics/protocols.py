@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aha.core.registry import Registry
+from aha.errors import SpecError
 from aha.metrics import Metric, load_metric
 
 
@@ -99,6 +100,8 @@ def load_protocols(metrics: str | Metric | Protocol | Sequence[str | Metric | Pr
     """Protocols by name; a single metric is a protocol of its own, named by its full text."""
     if isinstance(metrics, str | Metric | Protocol):
         metrics = [metrics]
+    if not isinstance(metrics, Sequence):
+        raise SpecError(f"metrics are names of protocols or metrics, not a {type(metrics).__name__}")
     return [_load(chosen) for chosen in metrics]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aha.core.seeds import generator_of
 from aha.errors import MetricError, SpecError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case
@@ -18,7 +19,7 @@ def noisy_copies(inputs: Tensor, n: int, sigma: float, seed: int) -> Tensor:
 
     Drawn on the CPU and only by shape: every image and every method of one size gets the same noise.
     """
-    noise = torch.randn((n, *inputs.shape), generator=torch.Generator().manual_seed(seed)).to(inputs)
+    noise = torch.randn((n, *inputs.shape), generator=generator_of(seed)).to(inputs)
     return inputs + sigma * (inputs.max() - inputs.min()) * noise
 
 

@@ -70,8 +70,8 @@ class Chunks:
     """Runs work over slices of a batch; the size that fitted is remembered for the next call."""
 
     def __init__(self, size: int) -> None:
-        if size < 1:
-            raise ModelError(f"batch size must be at least 1, not {size}")
+        if not isinstance(size, int) or size < 1:
+            raise ModelError(f"batch size must be a whole number of at least 1, not {size!r}")
         self.size = size
 
     def run(self, work: Callable[[slice], T], count: int) -> list[T]:

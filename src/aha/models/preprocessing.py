@@ -6,6 +6,7 @@ does what timm and torchvision do in evaluation, `Geometry` remembers where each
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -132,6 +133,8 @@ class Preprocessing:
     centre: Literal["round", "down"] = "round"
 
     def __post_init__(self) -> None:
+        if not all(isinstance(value, int | float) and math.isfinite(value) for value in (*self.mean, *self.std)):
+            raise ModelError(f"mean {self.mean} and std {self.std} must be finite numbers")
         if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean):
             raise ModelError(f"mean {self.mean} and std {self.std} must both have 1 or both have 3 channels")
         if min(self.std) <= 0:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aha.core.registry import Registry
+from aha.errors import SpecError
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -103,4 +104,6 @@ def load_score(score: str | ScoreFunction | Score) -> Score:
         return score
     if isinstance(score, str):
         return SCORES[score]
+    if not callable(score):
+        raise SpecError(f"a score is a name or a function of outputs and classes, not a {type(score).__name__}")
     return Score(getattr(score, "__name__", "custom"), score)

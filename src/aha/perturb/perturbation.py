@@ -18,6 +18,7 @@ import torch
 from einops import rearrange, reduce
 from torch import Tensor
 
+from aha.core.seeds import generator_of
 from aha.models import TargetModel
 
 Ties = Literal["random", "raster"]
@@ -37,7 +38,7 @@ def rank_pixels(values: Tensor, *, seed: int = 0, ties: Ties = "random", grid: t
     flat = values.flatten()
     first = torch.arange(len(flat))
     if ties == "random":
-        first = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed))
+        first = torch.randperm(len(flat), generator=generator_of(seed))
     first = first.to(flat.device)
     order = first[flat[first].sort(descending=True, stable=True).indices]  # pixel at each rank
     ranks = torch.empty_like(order)
