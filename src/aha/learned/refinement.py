@@ -41,9 +41,9 @@ class RefinementConfig:
         objective: weights of the loss.
     """
 
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     epsilon: float = 1e-5
-    grid: int = 14
+    grid: int = 56
     steps: int = 8
     clip: float = 1.0
     references: tuple[Reference, ...] = (Black(), Mean(), Blur())
