@@ -172,6 +172,12 @@ def test_evidence_that_points_away_is_turned_round(
     assert trained.decoder.evidence_gain.item() == pytest.approx(sign, abs=0.01)
 
 
+def test_a_refused_start_leaves_no_run_behind(target: TargetModel, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no explainer at"):
+        train(target, folder / "labels.csv", tmp_path / "run", settings=settings(), start="nobody/nothing")
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_explainer_may_start_from_another(target: TargetModel, folder: Path, tmp_path: Path) -> None:
     data = folder / "labels.csv"
     first = train(target, data, tmp_path / "first", settings=settings())

@@ -97,13 +97,13 @@ def train(
         "images": len(samples),
         "settings": settings.record(),
     }
-    if engine.is_first:
-        (_check_same if resume else _start)(out, description)
-    engine.wait()
     explainer = _fresh(target, settings.design, samples, config.seed)
     if start is not None:
         explainer.start_from(Explainer.from_pretrained(start, device=target.device))
-    elif not resume:
+    if engine.is_first:  # last of all that may be refused, so that a refusal leaves no run behind
+        (_check_same if resume else _start)(out, description)
+    engine.wait()
+    if start is None and not resume:
         _point_evidence(explainer, target, samples[:_SAMPLES_FOR_SIGN], config, engine)
     engine.start_alike(explainer)
     run = _Run(explainer, target, settings, out, engine, held_out)
