@@ -26,7 +26,7 @@ def main(out: Path) -> None:
     # AHA's map is drawn in one pass: the explainer of this model is part of the package.
     aha.explain(model, coffee, "aha").overlay().save(out / "coffee.png")
 
-    # A table needs floors: what does a map score that has never seen the model?
+    # A table needs baselines: what does a map score that has never seen the model?
     scores = aha.evaluate(model, [cat, coffee], ["grad_cam", "aha", "center_map"], "ins_del(steps=5)")
     print(scores.to_markdown())
 

@@ -38,7 +38,7 @@ from aha.models import load
 from aha.models.preprocessing import Preprocessing
 from aha.models.sources import Loaded, imagenet_names
 from command_line import picture
-from test_layers import DOORS, LAYERS
+from test_layers import IMPORTERS, LAYERS
 
 ROOT = Path(__file__).parents[1]
 if not (ROOT / "docs").is_dir():
@@ -255,4 +255,4 @@ def test_doors_are_listed() -> None:
     listed = {
         library: set(re.findall(r"`(\w+)`", units)) for row, units in rows for library in row.strip("`").split("`, `")
     }
-    assert listed == DOORS
+    assert listed == IMPORTERS

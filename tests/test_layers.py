@@ -1,4 +1,4 @@
-"""The order of the package: imports go downwards only, and each outside library has one door.
+"""The order of the package: imports go downwards only, and each outside library few importers.
 
 A unit is a module of `aha`, or a folder of them. It may import units from lines above its own and nothing else. Imports
 inside functions count; those under TYPE_CHECKING do not, because they never run.
@@ -34,7 +34,7 @@ __main__
 """
 
 # Library -> the units that may import it. What is not listed here may be imported anywhere.
-DOORS = {
+IMPORTERS = {
     "timm": {"models"},
     "torchvision.models": {"models"},
     "transformers": {"models"},
@@ -124,12 +124,12 @@ def test_imports_go_downwards(unit: str) -> None:
     assert wrong == []
 
 
-def test_outside_libraries_have_one_door() -> None:
+def test_outside_libraries_have_few_importers() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in FILES
         for name, line in imports(path)
-        for library, units in DOORS.items()
+        for library, units in IMPORTERS.items()
         if f"{name}.".startswith(f"{library}.") and unit_of(path) not in units
     ]
     assert wrong == []
@@ -146,7 +146,7 @@ def test_only_the_model_layer_knows_the_inside_of_models() -> None:
     assert wrong == []
 
 
-def test_methods_see_models_through_their_front_door() -> None:
+def test_methods_see_models_through_their_public_names() -> None:
     objects = {f"aha.models.{name}" for name in ("TargetModel", "Trace", "Block", "BlockStates")}
     mathematics = ("aha.models.relevance.", "aha.models.scores.")  # functions of tensors, which know no model
     wrong = [

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from worlds import cells_of, count_lines, tiny_model
 
-from aha.bench import judging
+from aha.bench import scoring
 from aha.bench.plan import Plan
 from aha.bench.runner import BenchRun
 from aha.bench.store import Store, read_cells, read_map
@@ -46,7 +46,7 @@ def test_a_run_killed_twenty_times_has_the_rows_of_one_that_was_not(
     plan = replace(plan, targets=("top1", "label"), maps="float16")
     expected = finished(plan, tmp_path / "whole")
     out, chance, kills = tmp_path / "killed", random.Random(0), 0
-    write, judged = ledger.Appender.append, judging.judge
+    write, judged = ledger.Appender.append, scoring.score_case
     budget = 0
 
     def torn(self: ledger.Appender, content: bytes) -> int:
@@ -65,7 +65,7 @@ def test_a_run_killed_twenty_times_has_the_rows_of_one_that_was_not(
         judged(*args)
 
     monkeypatch.setattr(ledger.Appender, "append", torn)
-    monkeypatch.setattr(judging, "judge", interrupted)
+    monkeypatch.setattr(scoring, "score_case", interrupted)
     model = tiny_model()
     for _ in range(500):
         budget = chance.randrange(1, 7) if kills < 20 else 10**9
@@ -127,7 +127,7 @@ def script(plan: Plan, out: Path, folder: Path, pause: float, rest: str) -> Path
     return path
 
 
-class Nursery:
+class ForkServer:
     """Starts runs as processes of their own, without the seconds that each import of PyTorch takes."""
 
     def __init__(self, path: Path) -> None:
@@ -141,7 +141,7 @@ class Nursery:
         self._parent.stdin.flush()
         return int(self._parent.stdout.readline())
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -167,9 +167,9 @@ def test_kill_nine_twenty_times(plan: Plan, tmp_path: Path) -> None:
     plan = replace(plan, targets=("top1", "label"))
     expected = finished(plan, tmp_path / "whole")
     out, chance, kills, counts = tmp_path / "killed", random.Random(0), 0, [0]
-    with Nursery(script(plan, out, tmp_path, 0.05, FORKS)) as nursery:
+    with ForkServer(script(plan, out, tmp_path, 0.05, FORKS)) as server:
         while kills < 20:
-            process = nursery.start()
+            process = server.start()
             if kills == 0:
                 wait_for(lambda: out.is_dir() and len(cells_of(out)) > 0)
                 with pytest.raises(OutputError, match="another process"):
@@ -274,14 +274,14 @@ def test_of_two_processes_one_is_killed_and_started_again(plan: Plan, tmp_path: 
     """In one gloo group; the other goes on to its end, and together they are the run of a single process."""
     expected = finished(plan, tmp_path / "one")
     out = tmp_path / "two"
-    with Nursery(script(plan, out, tmp_path, 0.05, FORKS)) as nursery:
-        first, second = (nursery.start(f"{rank} {tmp_path / 'meeting'}") for rank in (0, 1))
+    with ForkServer(script(plan, out, tmp_path, 0.05, FORKS)) as server:
+        first, second = (server.start(f"{rank} {tmp_path / 'meeting'}") for rank in (0, 1))
         rows = out / "rows" / "0001.jsonl"
         wait_for(lambda: rows.is_file() and rows.read_bytes().count(b"\n") > 1)
         os.kill(second, signal.SIGKILL)
         wait_for(lambda: not is_alive(first))
         assert len(cells_of(out)) < len(expected)
-        again = nursery.start("1")
+        again = server.start("1")
         wait_for(lambda: not is_alive(again))
     assert_same(out, expected)
 

@@ -41,7 +41,7 @@ def test_the_report_has_everything_and_needs_nothing(finished: Path, plan: Plan,
         "Protocol",
         "By confidence",
         "By class",
-        "Telling images",
+        "Examples",
         "How to repeat it",
         "ins_del (black) ↑",
         "Cost",
@@ -98,15 +98,15 @@ def test_significance_against_scipy() -> None:
 
 def test_two_kinds_of_target_are_reported_apart(plan: Plan, tmp_path: Path) -> None:
     read = run(replace(plan, targets=("top1", "label")), tmp_path / "run", model=tiny_model())
-    assert [group.asked for group in read.groups] == ["top1", "label"]
+    assert [group.target_kind for group in read.groups] == ["top1", "label"]
     text = write_report(tmp_path / "run").read_text()
     assert "predicted class" in text and "true class" in text
     heads, *lines = (tmp_path / "run" / "scores.csv").read_text().splitlines()
-    assert heads == "image,method,metric,protocol,target,reference,value,asked,model"
+    assert heads == "image,method,metric,protocol,target,reference,value,target_kind,model"
     parquet = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "run" / "scores.parquet")
     assert parquet.column_names == heads.split(",") and parquet.num_rows == len(lines)
     assert parquet["value"].to_pylist() == [float(row["value"]) for row in csv.DictReader([heads, *lines])]
-    assert set(parquet["asked"].to_pylist()) == {"top1", "label"}
+    assert set(parquet["target_kind"].to_pylist()) == {"top1", "label"}
 
 
 def test_what_is_missing_is_said(plan: Plan, data: Path, tmp_path: Path) -> None:

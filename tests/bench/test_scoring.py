@@ -250,12 +250,12 @@ def test_card_says_what_removing_pixels_does(model, images) -> None:
     found = aha.explain(model, images[:2], "gradient", card=True)
     assert len(found.cards) == 2
     card = found.cards[0]
-    assert set(card.floors) == {"random_map", "center_map", "edge_map"}
+    assert set(card.baselines) == {"random_map", "center_map", "edge_map"}
     direct = aha.evaluate(model, images[0], found.maps[:1], card.protocol)
     assert card.curves.ins_del == pytest.approx(direct.rows[-1].value, abs=1e-5)
     assert card.curves.deletion[0] == pytest.approx(float(found.scores[0]), abs=1e-5)
     assert f"from {float(found.scores[0]):.2f} to {card.curves.deletion[2]:.2f}" in card.sentence
-    assert f"random pixels: to {card.floors['random_map'].deletion[2]:.2f}" in card.sentence
+    assert f"random pixels: to {card.baselines['random_map'].deletion[2]:.2f}" in card.sentence
 
 
 def test_protocols_in_full_rebuild_themselves() -> None:

@@ -12,7 +12,7 @@ from aha.methods import load_method
 from aha.models import load_model
 from aha.models.memory import Chunks
 from aha.models.scores import SCORES
-from aha.perturb.masking import Question, explain_each
+from aha.perturb.masking import MaskedModel, explain_each
 from aha.perturb.partitions import Patches, Slic
 from aha.perturb.references import load_reference, reference_inputs
 from fakes import CLASSES, SIZE, Hungry, TinyCNN, plain_module, randomised
@@ -86,8 +86,8 @@ def test_masks_mix_image_and_blank(images: Tensor) -> None:
     blank = torch.full_like(images[0], 9.0)
     masks = torch.rand(5, SIZE, SIZE)
     masks[0], masks[1] = 0, 1
-    question = Question(load_model(Watcher(), batch_size=2), images[0], blank, torch.tensor([0, 3]), SCORES["logit"])
-    scores = question.scores(lambda part: masks[part], 5)
+    masked = MaskedModel(load_model(Watcher(), batch_size=2), images[0], blank, torch.tensor([0, 3]), SCORES["logit"])
+    scores = masked.scores(lambda part: masks[part], 5)
     shown = torch.cat(seen)
     expected = masks[:, None] * images[0] + (1 - masks[:, None]) * blank
     assert torch.allclose(shown, expected, atol=1e-6)
@@ -95,17 +95,15 @@ def test_masks_mix_image_and_blank(images: Tensor) -> None:
     assert torch.equal(shown[1], images[0])
     assert torch.equal(scores, shown.flatten(1)[:, [0, 3]])
     assert [len(batch) for batch in seen] == [2, 2, 1]
-    assert torch.equal(
-        question.scores_at(0.0, 1.0), torch.stack([blank.flatten()[[0, 3]], images[0].flatten()[[0, 3]]])
-    )
-    assert question.scores(lambda part: masks[part], 0).shape == (0, 2)
+    assert torch.equal(masked.scores_at(0.0, 1.0), torch.stack([blank.flatten()[[0, 3]], images[0].flatten()[[0, 3]]]))
+    assert masked.scores(lambda part: masks[part], 0).shape == (0, 2)
 
 
 @pytest.mark.parametrize("scale", ["score", "logit"])
 def test_the_chosen_scale_is_read(module: nn.Module, images: Tensor, scale: str) -> None:
     model = load_model(module)
     found = explain_each(
-        lambda question: question.scores_at(1.0).T[:, :, None],
+        lambda masked: masked.scores_at(1.0).T[:, :, None],
         model,
         images,
         torch.tensor([0, 1, 2, 4]),
@@ -126,9 +124,9 @@ def test_references_that_depend_on_the_class_are_different_questions(images: Ten
         def __call__(self, model: aha.TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
             return blanks
 
-    def count(question: Question) -> Tensor:
-        asked.append(len(question.classes))
-        return torch.zeros(len(question.classes), 1, 1)
+    def count(masked: MaskedModel) -> Tensor:
+        asked.append(len(masked.classes))
+        return torch.zeros(len(masked.classes), 1, 1)
 
     explain_each(count, model, inputs, torch.arange(3), ByClass())
     assert asked == [1, 2]

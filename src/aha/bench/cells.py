@@ -20,8 +20,8 @@ from aha.methods import Method
 from aha.metrics.protocols import Protocol
 from aha.models import TargetModel
 
-Judged = Method | SavedMaps
-"""Whose maps are judged."""
+Measured = Method | SavedMaps
+"""Whose maps are scored."""
 
 
 class Cells:
@@ -30,9 +30,9 @@ class Cells:
     def __init__(
         self,
         model: TargetModel,
-        methods: Sequence[Judged],
+        methods: Sequence[Measured],
         protocols: Sequence[Protocol],
-        words: tuple[str, ...],
+        target_kinds: tuple[str, ...],
         seed: int,
         done: Mapping[str, str],
     ) -> None:
@@ -53,10 +53,10 @@ class Cells:
         metrics = {p.name: [metric.in_full() for metric in p.metrics] for p in protocols}
         # Method, protocol and kind of target -> digest of what the cells of all images depend on.
         self._bases = {
-            (method, protocol, word): result_key(common, text, in_full, word)
+            (method, protocol, target_kind): result_key(common, text, in_full, target_kind)
             for method, text in prints.items()
             for protocol, in_full in metrics.items()
-            for word in words
+            for target_kind in target_kinds
         }
         self._digests: dict[tuple[str, str], str] = {}
 
@@ -69,7 +69,7 @@ class Cells:
         """Number of cells of this image: saved maps need not be there for all."""
         return sum(self._covers(image, method) for method, _, _ in self._bases)
 
-    def key(self, image: BenchImage, method: str, protocol: str, word: str) -> str:
+    def key(self, image: BenchImage, method: str, protocol: str, target_kind: str) -> str:
         """What the cell is known by."""
         needs = self._protocols[protocol].needs
         truth = (
@@ -78,28 +78,28 @@ class Cells:
             self._digest(image, "mask") if "mask" in needs else "",
             self._saved[method].digest(image) if method in self._saved else "",
         )
-        state = result_key(self._bases[method, protocol, word], self._digest(image, "picture"), *truth)
-        return f"{self._work(image, method, protocol, word)}-{state}"
+        state = result_key(self._bases[method, protocol, target_kind], self._digest(image, "picture"), *truth)
+        return f"{self._work(image, method, protocol, target_kind)}-{state}"
 
     def missing(self, image: BenchImage) -> list[tuple[str, str, str]]:
         """Method, protocol and kind of target of the image's cells that are to be done."""
         return [parts for parts in self._bases if self._covers(image, parts[0]) and not self._is_done(image, *parts)]
 
-    def missing_protocols(self, image: BenchImage, method: Judged, word: str) -> tuple[Protocol, ...]:
-        """Protocols by which the method's map of the image is still to be judged."""
+    def missing_protocols(self, image: BenchImage, method: Measured, target_kind: str) -> tuple[Protocol, ...]:
+        """Protocols by which the method's map of the image is still to be scored."""
         if not self._covers(image, str(method)):
             return ()
-        return tuple(p for p in self._protocols.values() if not self._is_done(image, str(method), p.name, word))
+        return tuple(p for p in self._protocols.values() if not self._is_done(image, str(method), p.name, target_kind))
 
-    def line(self, image: BenchImage, method: str, protocol: str, word: str, **content: Any) -> dict[str, Any]:
+    def line(self, image: BenchImage, method: str, protocol: str, target_kind: str, **content: Any) -> dict[str, Any]:
         """The cell as it is written, with nothing found yet unless `content` says so."""
         return {
-            "key": self.key(image, method, protocol, word),
+            "key": self.key(image, method, protocol, target_kind),
             "model": self._model.spec,
             "digest": self._model.digest,
             "method": method,
             "protocol": protocol,
-            "asked": word,
+            "asked": target_kind,  # the name in files, also in those of earlier versions
             "image": image.id,
             "label": image.label,
             "found": [],
@@ -111,13 +111,13 @@ class Cells:
     def _covers(self, image: BenchImage, method: str) -> bool:
         return method not in self._saved or image.id in self._saved[method].maps
 
-    def _work(self, image: BenchImage, method: str, protocol: str, word: str) -> str:
-        return work_of(self._model.spec, self._model.digest, method, protocol, word, image.id)
+    def _work(self, image: BenchImage, method: str, protocol: str, target_kind: str) -> str:
+        return work_of(self._model.spec, self._model.digest, method, protocol, target_kind, image.id)
 
-    def _is_done(self, image: BenchImage, method: str, protocol: str, word: str) -> bool:
+    def _is_done(self, image: BenchImage, method: str, protocol: str, target_kind: str) -> bool:
         # Pictures are read for their digest only where there is something to compare it with.
-        known = self._work(image, method, protocol, word) in self.done
-        return known and is_done(self.key(image, method, protocol, word), self.done)
+        known = self._work(image, method, protocol, target_kind) in self.done
+        return known and is_done(self.key(image, method, protocol, target_kind), self.done)
 
     def _digest(self, image: BenchImage, what: str) -> str:
         if (image.id, what) not in self._digests:

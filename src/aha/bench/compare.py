@@ -18,7 +18,7 @@ class Comparison(NamedTuple):
     """One column of one method in both runs; `difference` is the second run's value less the first's."""
 
     model: str
-    asked: str
+    target_kind: str
     protocol: str
     method: str
     metric: str
@@ -55,7 +55,7 @@ def _pairs(first: Run, second: Run) -> Iterator[tuple[Group, Group]]:
     one_each = all(len({group.digest for group in run.groups}) == 1 for run in (first, second))
     for a in first.groups:
         for b in second.groups:
-            if a.asked == b.asked and (one_each or (a.model, a.digest) == (b.model, b.digest)):
+            if a.target_kind == b.target_kind and (one_each or (a.model, a.digest) == (b.model, b.digest)):
                 yield a, b
 
 
@@ -75,7 +75,7 @@ def _compare(a: Group, b: Group) -> Iterator[Comparison]:
             first, second = (math.fsum(side[name] for name in common) / len(common) for side in (left, right))
             yield Comparison(
                 model,
-                a.asked,
+                a.target_kind,
                 protocol,
                 method,
                 metric,
@@ -102,8 +102,8 @@ def _by_image(values: dict[tuple[str, int], float]) -> dict[tuple[str, int], flo
 def as_markdown(rows: list[Comparison]) -> str:
     """The comparison as tables, one per model, kind of target and protocol."""
     parts = []
-    for group in dict.fromkeys((row.model, row.asked, row.protocol) for row in rows):
-        own = [row for row in rows if (row.model, row.asked, row.protocol) == group]
+    for group in dict.fromkeys((row.model, row.target_kind, row.protocol) for row in rows):
+        own = [row for row in rows if (row.model, row.target_kind, row.protocol) == group]
         heads = ["method", "metric", "first", "second", "difference", "p", "n", "second is"]
         body = [
             [

@@ -41,25 +41,25 @@ class Estimate:
     failures: list[str] = field(default_factory=list)
 
 
-class _Scale:
-    """Weighs what it is given instead of writing it."""
+class _SizeCounter:
+    """Counts the bytes of what it is given instead of writing it."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self.cells: list[dict[str, Any]] = []
 
     def add(self, cells: Sequence[dict[str, Any]]) -> None:
-        """Weighs lines."""
+        """Counts lines."""
         self.cells += cells
         self.bytes += sum(len(encode(cell)) for cell in cells)
 
     def keep_map(self, values: NDArray[np.float32], precision: str) -> list[Any]:
-        """Weighs a map."""
+        """Counts a map."""
         self.bytes += values.size * np.dtype(precision).itemsize
         return []
 
     def keep_picture(self, picture: Image.Image) -> list[Any]:
-        """Weighs a picture, roughly as JPEG."""
+        """Counts a picture, roughly as JPEG."""
         self.bytes += picture.width * picture.height // 4
         return []
 
@@ -68,7 +68,7 @@ class _Scale:
 
 
 def estimate(run: BenchRun, tries: int = 1) -> Estimate:
-    """Judges one image with everything that the plan asks for, writes nothing, and multiplies.
+    """Scores one image with everything that the plan asks for, writes nothing, and multiplies.
 
     Images that are not classified correctly cost up to twice as much where both kinds of target are asked for.
     """
@@ -76,7 +76,7 @@ def estimate(run: BenchRun, tries: int = 1) -> Estimate:
     found = Estimate(run.num_images, pending)
     if not pending:
         return found
-    model, scale = run.model, _Scale()
+    model, counter = run.model, _SizeCounter()
     started = time.perf_counter()
     clock = {"last": started}
 
@@ -88,18 +88,18 @@ def estimate(run: BenchRun, tries: int = 1) -> Estimate:
     images = run.pending_images()
     first = [image for image, _ in zip(images, range(tries), strict=False)]
     with suppress(AhaError, OSError):  # unreadable: the run will say so
-        model.outputs(run.inputs_of(first[0])[None])  # the first pass of a process pays for what others do not
+        model.outputs(run.inputs_of(first[0])[None])  # the first pass of a process takes longer than the others
     before = model.passes.copy()
     started = clock["last"] = time.perf_counter()
-    run.feed(scale, iter(first), on_step)
+    run.feed(counter, iter(first), on_step)
     seconds = time.perf_counter() - started
-    factor = pending / max(1, len(scale.cells))
+    factor = pending / max(1, len(counter.cells))
     return replace(
         found,
         forward=(model.passes["forward"] - before["forward"]) * factor,
         backward=(model.passes["backward"] - before["backward"]) * factor,
-        bytes=scale.bytes * factor,
+        bytes=counter.bytes * factor,
         seconds=seconds * factor,
         by_method={method: spent / len(first) for method, spent in found.by_method.items()},
-        failures=[f"{c['method']}: {reason}" for c in scale.cells for _, reason in c["failures"]],
+        failures=[f"{c['method']}: {reason}" for c in counter.cells for _, reason in c["failures"]],
     )

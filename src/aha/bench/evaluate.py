@@ -93,18 +93,18 @@ def evaluate(
                 batch = replace(batch, positions=positions)
                 for source in in_parts(sources):
                     cases = source.cases(batch, samples, outputs, chosen, scores.failures)
-                    _judge_all(cases, sum(map(len, chosen)), protocols, scores)
+                    _score_all(cases, sum(map(len, chosen)), protocols, scores)
             first += len(samples)
     return scores
 
 
-def _judge_all(cases: Iterator[Case], most: int, protocols: Sequence[Protocol], scores: Scores) -> None:
-    """Judges cases, of which there are at most so many, each an equal part of the work at hand."""
+def _score_all(cases: Iterator[Case], most: int, protocols: Sequence[Protocol], scores: Scores) -> None:
+    """Scores cases, of which there are at most so many, each an equal part of the work at hand."""
     for _ in in_parts(range(most)):
         case = next(cases, None)
         if case is None:
             return
-        judge(case, protocols, scores)
+        score_case(case, protocols, scores)
 
 
 def _mosaics(images: Images) -> list[Mosaic] | None:
@@ -116,7 +116,7 @@ def _mosaics(images: Images) -> list[Mosaic] | None:
     return list(given)
 
 
-def judge(case: Case, protocols: Sequence[Protocol], scores: Scores, faults: type[Exception] = AhaError) -> None:
+def score_case(case: Case, protocols: Sequence[Protocol], scores: Scores, faults: type[Exception] = AhaError) -> None:
     """All protocols of one case; the perturbed images of all metrics are asked for in one stream first.
 
     Errors of the kind `faults` are recorded and do not stop the rest.
@@ -284,7 +284,7 @@ def fitted_case(
 def _sources(
     given: Any, model: TargetModel, seed: int, protocols: Sequence[Protocol], total: int | None
 ) -> list[MethodSource | _MapSource]:
-    """What is to be judged, checked before anything is computed."""
+    """What is to be scored, checked before anything is computed."""
     if isinstance(given, str | Method):
         given = [given]
     if isinstance(given, Explanation):

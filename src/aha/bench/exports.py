@@ -27,7 +27,7 @@ def write_tables(run: BenchRun) -> Scores:
     with writing(run.out):
         for name, content in ((SCORES, scores_csv(read.groups)), (SUMMARY, summary_csv(read.groups))):
             write_atomically(run.out / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
-    own = [g for g in read.groups if g.digest == run.model.digest and g.asked in run.words]
+    own = [g for g in read.groups if g.digest == run.model.digest and g.target_kind in run.target_kinds]
     scores = Scores(protocols=run.work.protocols, model=run.model.spec)
     for group in own:
         scores.extend(group.scores)
@@ -49,23 +49,34 @@ def scores_parquet(groups: Sequence[Group]) -> bytes | None:
 
 def _heads(groups: Sequence[Group]) -> list[str]:
     """Several models or kinds of target are told apart by two more columns."""
-    return [*Row._fields, "asked", "model"] if len(groups) > 1 else list(Row._fields)
+    return [*Row._fields, "target_kind", "model"] if len(groups) > 1 else list(Row._fields)
 
 
 def _rows(groups: Sequence[Group]) -> Iterable[Sequence[Any]]:
     if len(groups) == 1:
         return groups[0].scores.rows
-    return ((*row, group.asked, group.model) for group in groups for row in group.scores.rows)
+    return ((*row, group.target_kind, group.model) for group in groups for row in group.scores.rows)
 
 
 def summary_csv(groups: Sequence[Group]) -> bytes:
     """Means, errors, ranks and significance, also of single references."""
-    heads = ["model", "asked", "protocol", "method", "metric", "reference", "mean", "standard_error", "low", "high"]
+    heads = [
+        "model",
+        "target_kind",
+        "protocol",
+        "method",
+        "metric",
+        "reference",
+        "mean",
+        "standard_error",
+        "low",
+        "high",
+    ]
     heads += ["n", "rank", "p"]
     rows = (
         [
             group.model,
-            group.asked,
+            group.target_kind,
             table.protocol,
             method,
             *column,
@@ -86,7 +97,7 @@ def summary_csv(groups: Sequence[Group]) -> bytes:
 
 def per_class_csv(run: Run) -> bytes:
     """The headline metric for each class."""
-    heads = ["model", "asked", "metric", "reference", "class", "name", "images", "method", "mean"]
+    heads = ["model", "target_kind", "metric", "reference", "class", "name", "images", "method", "mean"]
     return csv_bytes(heads, (row for group in run.groups for row in _class_rows(run, group)))
 
 
@@ -95,7 +106,7 @@ def _class_rows(run: Run, group: Group) -> Iterable[Sequence[Any]]:
     if chosen is None:
         return
     for index, n, means in by_class(group):
-        common = (group.model, group.asked, *chosen[1], index, run.class_name(group.model, index), n)
+        common = (group.model, group.target_kind, *chosen[1], index, run.class_name(group.model, index), n)
         for method, mean in zip(group.methods, means, strict=True):
             if mean is not None:
                 yield (*common, method, mean)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aha.bench.plan import Plan, make_plans
-from aha.bench.published import COLUMNS, FLOORS, MODELS, PAPERS, PaperTable
+from aha.bench.published import BASELINES, COLUMNS, MODELS, PAPERS, PaperTable
 from aha.bench.runs import Group
 from aha.core.registry import nearest_names
 from aha.errors import SpecError
@@ -39,7 +39,7 @@ def paper_plans(text: str, changes: Mapping[str, Any], imagenet: Path | None = N
         raise SpecError(f"{text} needs its images: --imagenet DIR, or --data {paper.data}:PLACE")
     settings = {
         "model": [MODELS[model] for model in paper.models],
-        "methods": list(dict.fromkeys((*_specs(paper), *FLOORS))),
+        "methods": list(dict.fromkeys((*_specs(paper), *BASELINES))),
         "metrics": list(paper.metrics),
         "targets": list(paper.targets),
         "title": paper.title,
@@ -78,7 +78,7 @@ def printed_beside(group: Group, plans: Sequence[Mapping[str, Any]]) -> list[Pri
         if paper is None:
             continue
         model = next((m for m in paper.models if MODELS[m] == group.model), paper.models[0])
-        target = "ground_truth" if group.asked == "label" and "top1" in paper.targets else "predicted"
+        target = "ground_truth" if group.target_kind == "label" and "top1" in paper.targets else "predicted"
         stands = "" if MODELS[model] == group.model else f" {group.model} stands in for the paper's {model}."
         for part, methods in _parts(paper).items():
             part_model, part_target, reference = part.split(" | ")

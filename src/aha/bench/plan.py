@@ -1,4 +1,4 @@
-"""A plan: which methods and metrics judge which model on which images. Everything in it is checked before any work.
+"""A plan: which methods and metrics, on which model and images. Everything in it is checked before any work.
 
 ```toml
 # plan.toml
@@ -48,7 +48,7 @@ class Plan:
         seed: of the choice of images, of methods and of metrics.
         batch_size: most images computed at once; results do not depend on it.
         maps: precision in which maps are kept for the gallery; "none" keeps none.
-        saved: folder of maps that were saved earlier, to be judged as well.
+        saved: folder of maps that were saved earlier, to be scored as well.
         title: heading of the report.
         paper: name of the published table that the plan repeats, if it does.
         optional: methods that may be missing or not fit the model are left out instead of refused.

@@ -102,7 +102,7 @@ COLUMNS = {
     "RA": "region_attribution",
     "AIC": "aic",
 }
-FLOORS = ("random_map", "center_map", "edge_map")
+BASELINES = ("random_map", "center_map", "edge_map")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The report of a run: one HTML page that needs nothing else, the tables and figures as files; no model is touched.
 
 run/
-  report.html         tables, curves, quality over seconds, breakdowns, telling images, how to repeat it
+  report.html         tables, curves, quality over seconds, breakdowns, examples, how to repeat it
   scores.csv          all values, in the columns of `aha evaluate`
   summary.csv         means, errors, ranks, significance
   per_class.csv       the headline metric for each class
@@ -25,6 +25,7 @@ from markupsafe import Markup, escape
 
 from aha.bench import exports
 from aha.bench.charts import Save, draw_curves, draw_trade_off, mean_of
+from aha.bench.examples import Example, example_images
 from aha.bench.papers import Printed, printed_beside
 from aha.bench.plan import as_toml, plan_of
 from aha.bench.runs import Group, Run, read_run
@@ -36,12 +37,11 @@ from aha.bench.tables import (
     better,
     by_class,
     by_confidence,
+    example_classes,
     head_of,
     summary_tables,
-    telling_classes,
     verdict,
 )
-from aha.bench.telling import Telling, telling_images
 from aha.core.disk import versions, write_atomically, writing
 from aha.errors import OutputError
 
@@ -64,7 +64,7 @@ class Section:
     cost: Sequence[tuple[str, float, float, float]]
     confidence: Breakdown | None
     classes: Breakdown | None
-    telling: Sequence[Telling]
+    examples: Sequence[Example]
     failures: Sequence[tuple[str, str, str, int]]
     printed: Sequence[Printed]
 
@@ -102,10 +102,10 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
 
 
 def _section(run: Run, group: Group, save: Save) -> Section:
-    title = f"{group.model}, {_asked(group.asked)}"
-    anchor = re.sub(r"[^A-Za-z0-9]+", "-", f"{group.model}-{group.asked}-{group.digest[:6]}").strip("-").lower()
+    title = f"{group.model}, {_titled(group.target_kind)}"
+    anchor = re.sub(r"[^A-Za-z0-9]+", "-", f"{group.model}-{group.target_kind}-{group.digest[:6]}").strip("-").lower()
     classes = by_class(group)
-    named = [(run.class_name(group.model, index), n, means) for index, n, means in telling_classes(classes)]
+    named = [(run.class_name(group.model, index), n, means) for index, n, means in example_classes(classes)]
     note = f"{len(named)} of {len(classes)} classes, those on which the methods differ most; all are in per_class.csv."
     return Section(
         title=title,
@@ -121,14 +121,16 @@ def _section(run: Run, group: Group, save: Save) -> Section:
         ],
         confidence=by_confidence(group),
         classes=Breakdown("class", group.methods, named, note) if named else None,
-        telling=telling_images(run, group),
+        examples=example_images(run, group),
         failures=_failures(group),
         printed=printed_beside(group, [plan["plan"] for plan in run.plans if plan["digest"] == group.digest]),
     )
 
 
-def _asked(word: str) -> str:
-    return {"top1": "predicted class", "label": "true class", "grid": "classes of mosaics"}.get(word, f"target {word}")
+def _titled(target_kind: str) -> str:
+    return {"top1": "predicted class", "label": "true class", "grid": "classes of mosaics"}.get(
+        target_kind, f"target {target_kind}"
+    )
 
 
 def _failures(group: Group) -> list[tuple[str, str, str, int]]:

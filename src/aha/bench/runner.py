@@ -1,4 +1,4 @@
-"""Runs a plan: finds what is missing, has it judged batch by batch, and writes each cell as it is finished.
+"""Runs a plan: finds what is missing, has it scored batch by batch, and writes each cell as it is finished.
 
 Cells that the run folder has are skipped; so a run that was interrupted continues, and one that is asked for more
 computes only that. Cells do not depend on each other, on the batch or on the process that computes them.
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from aha.bench.cells import Cells, Judged
-from aha.bench.judging import Judging, Line, Sink
+from aha.bench.cells import Cells, Measured
 from aha.bench.plan import Plan, Work, check_plan, fitted
 from aha.bench.saved import SavedMaps, find_saved
+from aha.bench.scoring import Line, Scoring, Sink
 from aha.bench.store import ROWS, Store, current_keys, read_plans_of
 from aha.bench.subjects import Subjects
 from aha.core.disk import check_writable, versions, writing
@@ -49,7 +49,7 @@ class BenchRun:
         plan: what was asked for.
         model: the loaded model.
         work: methods and protocols, and what was left out of them.
-        methods: whose maps are judged: those of the work, and saved ones.
+        methods: whose maps are scored: those of the work, and saved ones.
         subjects: the images of all processes; this one does its share of them.
         cells: what is known of each image's cells.
     """
@@ -74,13 +74,15 @@ class BenchRun:
         earlier = read_plans_of(self.out)
         self._check_settings(earlier)
         self.subjects = Subjects(plan, self.model, self.work.protocols, earlier)
-        self.methods: tuple[Judged, ...] = (*self.work.methods, *self._saved())
-        self.cells = Cells(self.model, self.methods, self.work.protocols, self.words, plan.seed, current_keys(self.out))
+        self.methods: tuple[Measured, ...] = (*self.work.methods, *self._saved())
+        self.cells = Cells(
+            self.model, self.methods, self.work.protocols, self.target_kinds, plan.seed, current_keys(self.out)
+        )
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def target_kinds(self) -> tuple[str, ...]:
         """Kinds of target, in the order in which they are done."""
-        return self.subjects.words
+        return self.subjects.target_kinds
 
     @property
     def images(self) -> list[BenchImage]:
@@ -141,11 +143,11 @@ class BenchRun:
                 own = [cell for cell in cells if cell["method"] == method]
                 on_step(Step(len(own), sum(not cell["found"] for cell in own), method))
 
-        judging = Judging(
+        scoring = Scoring(
             self.model, self.methods, self.subjects, self.cells, self.plan.seed, self.plan.maps, sink, deliver
         )
         while part := list(islice(images, self.plan.batch_size)):
-            judging.images(part)
+            scoring.images(part)
 
     def record(self) -> dict[str, Any]:
         """What the report says about how its numbers came about."""
@@ -159,7 +161,7 @@ class BenchRun:
             "methods": [str(method) for method in self.methods],
             "covered": {m.name: len(m.maps) for m in self.methods if isinstance(m, SavedMaps)},
             "protocols": {p.name: [metric.in_full() for metric in p.metrics] for p in self.work.protocols},
-            "asked": list(self.words),
+            "asked": list(self.target_kinds),
             "images": self.num_images,
             "left_out": self.work.left_out,
             "kept": self.subjects.kept,
@@ -186,7 +188,7 @@ class BenchRun:
         }
 
     def _saved(self) -> list[SavedMaps]:
-        """Saved maps of the images, refused where they cannot be judged."""
+        """Saved maps of the images, refused where they cannot be scored."""
         if not self.plan.saved:
             return []
         if self.subjects.are_mosaics:
@@ -196,7 +198,7 @@ class BenchRun:
         found = find_saved(self.plan.saved, self.subjects.images, self.plan.seed)
         both = {saved.name for saved in found} & {str(method) for method in self.work.methods}
         if both:
-            raise SpecError(f"{both.pop()} is both a method and saved maps; judge them in folders of their own")
+            raise SpecError(f"{both.pop()} is both a method and saved maps; measure them in folders of their own")
         return found
 
     def _check_settings(self, earlier: Sequence[Mapping[str, Any]]) -> None:

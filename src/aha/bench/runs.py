@@ -32,7 +32,7 @@ class Group:
     """Everything found for one model and kind of target.
 
     Attributes:
-        asked: the kind of target: top1, label, ...
+        target_kind: the kind of target: top1, label, ...
         scores: rows, curves and failures.
         facts: image and class -> what else is known.
         seconds, forward, backward: method -> cost of each map.
@@ -43,7 +43,7 @@ class Group:
 
     model: str
     digest: str
-    asked: str
+    target_kind: str
     scores: Scores
     facts: dict[tuple[str, int], ImageFacts] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -82,11 +82,11 @@ class Run:
         names = self.classes.get(model, ())
         return names[index] if index < len(names) else str(index)
 
-    def group(self, asked: str | None = None) -> Group:
+    def group(self, target_kind: str | None = None) -> Group:
         """The group of a kind of target, or the only one."""
-        found = [group for group in self.groups if asked in (None, group.asked)]
+        found = [group for group in self.groups if target_kind in (None, group.target_kind)]
         if len(found) != 1:
-            raise SpecError(f"{self.folder} has {len(found)} groups of scores for {asked or 'any target'}")
+            raise SpecError(f"{self.folder} has {len(found)} groups of scores for {target_kind or 'any target'}")
         return found[0]
 
 
@@ -104,8 +104,8 @@ def read_run(folder: str | Path) -> Run:
         _add(groups[name], cell)
     present = Counter((cell["digest"], cell["asked"]) for cell in cells)
     for group in groups.values():
-        wanted = [plan for plan in plans if plan["digest"] == group.digest and group.asked in plan["asked"]]
-        group.missing = max(0, _expected(wanted) - present[group.digest, group.asked])
+        wanted = [plan for plan in plans if plan["digest"] == group.digest and group.target_kind in plan["asked"]]
+        group.missing = max(0, _expected(wanted) - present[group.digest, group.target_kind])
         group.scores.protocols = tuple(_protocols(dict.fromkeys(row.protocol for row in group.scores.rows)))
     classes = {plan["model"]: plan.get("classes", ()) for plan in plans}
     ordered = sorted(groups.values(), key=lambda group: _place(group, plans))
@@ -114,8 +114,8 @@ def read_run(folder: str | Path) -> Run:
 
 def _place(group: Group, plans: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     for number, plan in enumerate(plans):
-        if plan["digest"] == group.digest and group.asked in plan["asked"]:
-            return number, plan["asked"].index(group.asked)
+        if plan["digest"] == group.digest and group.target_kind in plan["asked"]:
+            return number, plan["asked"].index(group.target_kind)
     return len(plans), 0
 
 

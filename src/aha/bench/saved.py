@@ -1,4 +1,4 @@
-"""Maps that were saved earlier, judged like those of methods: each image has its own, and perhaps their classes."""
+"""Maps that were saved earlier, scored like those of methods: each image has its own, and perhaps their classes."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _CHOOSES = ("data", "limit", "filter", "img_size", "fit", "score", "precision")
 
 
 @dataclass(frozen=True)
-class Ready:
+class LoadedImage:
     """An image that has been read: model input (C, H, W), its geometry and, for a mosaic, its cells."""
 
     image: BenchImage
@@ -49,7 +49,7 @@ class Subjects:
     Attributes:
         images: all images of the plan.
         kept: names of the images that a filter keeps; none without a filter.
-        words: kinds of target, in the order in which they are done.
+        target_kinds: kinds of target, in the order in which they are done.
         count: number of images, or of the mosaics that are made of them.
     """
 
@@ -67,7 +67,7 @@ class Subjects:
         self._has_masks = all(image.mask for image in self.images)
         self._has_boxes = any(image.boxes for image in self.images)
         self._check_truth(protocols)
-        self.words = (GRID,) if self.are_mosaics else tuple(dict.fromkeys(sorted(plan.targets, key=_label_last)))
+        self.target_kinds = (GRID,) if self.are_mosaics else tuple(dict.fromkeys(sorted(plan.targets, key=_label_last)))
         self._check_targets()
         self.count = len(self.images) // _MOSAIC_SIDE**2 if self.are_mosaics else len(self.images)
 
@@ -86,33 +86,33 @@ class Subjects:
                 names = "+".join(self.images[source].id for source in mosaic.sources)
                 yield BenchImage(f"mosaic-{index:05d}-{result_key(names)[:8]}", partial(_same, mosaic))
 
-    def read(self, image: BenchImage) -> Ready:
+    def read(self, image: BenchImage) -> LoadedImage:
         """Reads an image or a mosaic and makes the model's input of it."""
         content = image.read()
         if isinstance(content, Mosaic):
             inputs = content.inputs(self._model)
             geometry = Geometry.identity((inputs.shape[-2], inputs.shape[-1]))
-            return Ready(image, inputs, Subject(image.id, content.image, geometry), content.cells)
+            return LoadedImage(image, inputs, Subject(image.id, content.image, geometry), content.cells)
         picture = read_image(content)
         inputs, geometry = self._model.stated_preprocessing()(picture)
-        return Ready(image, inputs, Subject(image.id, picture, geometry))
+        return LoadedImage(image, inputs, Subject(image.id, picture, geometry))
 
-    def truth(self, ready: Sequence[Ready]) -> Truth:
+    def truth(self, loaded: Sequence[LoadedImage]) -> Truth:
         """Masks, boxes and cells of images that have been read; masks are read when they are asked for."""
 
         def mask(index: int) -> NDArray[Any]:
-            read = ready[index].image.mask
+            read = loaded[index].image.mask
             assert read is not None
             try:
                 return read()
             except (OSError, ValueError, KeyError) as error:
-                raise MetricError(f"cannot read the mask of {ready[index].image.id}: {error}") from None
+                raise MetricError(f"cannot read the mask of {loaded[index].image.id}: {error}") from None
 
         if self.are_mosaics:
-            return Truth(None, None, [r.cells or {} for r in ready])
+            return Truth(None, None, [r.cells or {} for r in loaded])
         return Truth(
-            Lazy(len(ready), mask) if self._has_masks else None,
-            [r.image.boxes for r in ready] if self._has_boxes else None,
+            Lazy(len(loaded), mask) if self._has_masks else None,
+            [r.image.boxes for r in loaded] if self._has_boxes else None,
         )
 
     def _chosen(self, images: list[BenchImage], earlier: Sequence[dict[str, Any]]) -> list[BenchImage]:
@@ -137,23 +137,23 @@ class Subjects:
             check_truth(protocols, Truth([()] if self._has_masks else None, [()] if self._has_boxes else None))
             return
         if not all("grid" in protocol.needs for protocol in protocols):
-            raise MetricError("grid protocols judge mosaics made of the images; give them a plan of their own")
+            raise MetricError("grid protocols score mosaics made of the images; give them a plan of their own")
         if len(self.images) < _MOSAIC_SIDE**2 or any(image.label is None for image in self.images):
             raise MetricError(f"mosaics need at least {_MOSAIC_SIDE**2} images, all of them with labels")
 
     def _check_targets(self) -> None:
-        for word in self.words:
-            if word == "label" and any(image.label is None for image in self.images):
+        for target_kind in self.target_kinds:
+            if target_kind == "label" and any(image.label is None for image in self.images):
                 raise TargetError(
                     f"target 'label' needs labels, which {self._plan.data} does not give for {self._model.spec}"
                 )
-            if word not in ("label", GRID):
-                resolve_targets(word, self._model, torch.zeros(1, self._model.num_classes), None)
+            if target_kind not in ("label", GRID):
+                resolve_targets(target_kind, self._model, torch.zeros(1, self._model.num_classes), None)
 
 
-def _label_last(word: str) -> bool:
+def _label_last(target_kind: str) -> bool:
     """The predicted class first: where it is the true one, the true one's cells are known already."""
-    return word == "label"
+    return target_kind == "label"
 
 
 def _same(mosaic: Mosaic) -> Mosaic:

@@ -155,13 +155,13 @@ def differences(ours: Mapping[tuple[str, int], float], theirs: Mapping[tuple[str
 def headline(group: Group) -> tuple[str, Column] | None:
     """Protocol and column by which images and methods are compared in pictures: Ins-Del where there is one."""
     values = group.values
-    judging = [(protocol, column) for protocol, column in values if better(column[0]) != "neither"]
-    judging = [name for name in judging if name[1][0] not in side_columns() | {"seconds", "forward_images"}]
+    scored = [(protocol, column) for protocol, column in values if better(column[0]) != "neither"]
+    scored = [name for name in scored if name[1][0] not in side_columns() | {"seconds", "forward_images"}]
     for metric in _HEADLINES:
-        own = [name for name in judging if name[1][0] == metric]
+        own = [name for name in scored if name[1][0] == metric]
         if own:
             return next((name for name in own if name[1][1] == AVERAGE), own[0])
-    return judging[0] if judging else None
+    return scored[0] if scored else None
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def by_class(group: Group) -> list[tuple[int, int, Sequence[float | None]]]:
     return [(index, len(own), _means(values, group.methods, own)) for index, own in sorted(members.items())]
 
 
-def telling_classes(
+def example_classes(
     rows: Sequence[tuple[int, int, Sequence[float | None]]],
 ) -> list[tuple[int, int, Sequence[float | None]]]:
     """The classes on which the methods differ most; those with several images first."""

@@ -38,7 +38,7 @@ def bench(
     ] = None,
     imagenet: Annotated[Path | None, typer.Option(help="ImageNet's folder; short for --data imagenet:DIR.")] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Repeatable; a method to judge.", autocompletion=complete_method)
+        list[str] | None, typer.Option(help="Repeatable; a method to measure.", autocompletion=complete_method)
     ] = None,
     metrics: Annotated[
         list[str] | None,
@@ -174,7 +174,7 @@ def _show_estimates(runs: Iterable[BenchRun], *, json: bool) -> None:
 def _show_estimate(made: BenchRun, cost: Estimate) -> None:
     typer.echo(
         f"{made.model.spec} on {made.model.device}: {cost.images} images, {len(made.work.methods)} methods, "
-        f"{len(made.work.protocols)} protocols, {' and '.join(made.words)}: {cost.cells} cells to do"
+        f"{len(made.work.protocols)} protocols, {' and '.join(made.target_kinds)}: {cost.cells} cells to do"
     )
     typer.echo(
         f"  {cost.forward:,.0f} images forward, {cost.backward:,.0f} backward, {cost.bytes / 1e6:,.1f} MB, "
@@ -219,7 +219,7 @@ def _as_json(read: Run, page: Path | None) -> dict[str, Any]:
         "groups": [
             {
                 "model": group.model,
-                "asked": group.asked,
+                "target_kind": group.target_kind,
                 "missing": group.missing,
                 "failures": len(group.scores.failures),
                 "summary": [row._asdict() for row in group.scores.summary()],

@@ -44,9 +44,9 @@ def evaluate(
     ],
     out: Annotated[Path, typer.Option(help="Folder of the run, with scores.csv and summary.csv.")],
     method: Annotated[
-        list[str] | None, typer.Option(help="Repeatable; a method to judge.", autocompletion=complete_method)
+        list[str] | None, typer.Option(help="Repeatable; a method to measure.", autocompletion=complete_method)
     ] = None,
-    maps: Annotated[Path | None, typer.Option(help="Folder of maps saved earlier (.npz, .npy) to judge.")] = None,
+    maps: Annotated[Path | None, typer.Option(help="Folder of maps saved earlier (.npz, .npy) to measure.")] = None,
     metrics: Annotated[
         list[str] | None,
         typer.Option(help="Repeatable; a protocol or a metric.", autocompletion=complete_metric, show_default="quick"),
@@ -84,7 +84,7 @@ def evaluate(
         from aha.errors import SpecError
 
         if not method and maps is None:
-            raise SpecError("nothing to judge; name a --method, or a folder of --maps")
+            raise SpecError("nothing to measure; name a --method, or a folder of --maps")
         (plan,) = make_plans(
             {
                 "model": model,

@@ -10,7 +10,7 @@ _GLANCE = 64  # values of a row that are looked at first
 
 
 def fingerprints(values: Tensor) -> Tensor:
-    """Two whole numbers (B, 2) per row of (B, ...) that differ, as good as surely, unless the rows are bitwise equal.
+    """Two whole numbers (B, 2) per row of (B, ...) that almost surely differ unless the rows are bitwise equal.
 
     Random sums of the bits, modulo 2^64, taken where the tensor lives: no copy to the CPU, no sorting of long rows.
     """

@@ -107,7 +107,7 @@ def composite(
 ) -> Image.Image:
     """A picture in which each place has the colour of the class that wins it, as `class_colours` gives them.
 
-    The colour is the denser the clearer the class wins and the stronger its positive evidence is.
+    The clearer a class wins and the stronger its positive evidence, the denser its colour.
 
     Args:
         image: The picture.

@@ -105,5 +105,5 @@ def launched_share() -> tuple[int, int]:
 
 
 def parts_of(total: int, share: tuple[int, int]) -> range:
-    """Every so-manieth of `total` things: those of this process."""
+    """This process's share of `total` things: every n-th, n being the number of processes."""
     return range(share[0], total, share[1])

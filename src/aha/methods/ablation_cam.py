@@ -11,7 +11,7 @@ from aha.methods.base import Method, method
 from aha.methods.cost import CHANNELS, Cost
 from aha.methods.grad_cam import pick_stage
 from aha.models import TargetModel
-from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.masking import MaskedModel, Scale, explain_each
 
 
 @method("ablation_cam", family="cam", needs={"features"}, citation="Ramaswamy & Desai, WACV 2020")
@@ -37,8 +37,8 @@ class AblationCAM(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, scale=self.score)
 
-    def _explain(self, question: Question) -> Tensor:
-        model, image = question.model, question.image
+    def _explain(self, masked: MaskedModel) -> Tensor:
+        model, image = masked.model, masked.image
         stage = pick_stage(model, image.shape, self.layer)
         (features,), outputs = model.features(image[None], [stage])
         channels = features[0]  # (C, h, w)
@@ -47,9 +47,9 @@ class AblationCAM(Method):
             gone = torch.arange(len(channels), device=channels.device)[part]
             maps = channels.repeat(len(gone), 1, 1, 1)
             maps[torch.arange(len(gone)), gone] = 0
-            return question.read(model.outputs_from_features(image, stage, maps))
+            return masked.read(model.outputs_from_features(image, stage, maps))
 
-        whole = question.read(outputs)  # (1, k)
+        whole = masked.read(outputs)  # (1, k)
         lost = whole - torch.cat(model.chunks.run(without, len(channels)))  # (C, k)
         weights = (lost / whole.abs().clamp(min=1e-12)).to(channels)
         return (weights.T @ channels.flatten(1)).relu().view(-1, *channels.shape[1:])  # (k, h, w)

@@ -14,7 +14,7 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
 from aha.models import TargetModel
-from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.masking import MaskedModel, Scale, explain_each
 from aha.perturb.perturbation import blend
 from aha.perturb.references import Blur, Reference
 
@@ -53,16 +53,16 @@ class ExtremalPerturbation(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)
 
-    def _explain(self, question: Question) -> Tensor:
+    def _explain(self, masked: MaskedModel) -> Tensor:
         # One class at a time: many steps would blow up the rounding differences between batches of different sizes.
         return torch.stack(
-            [self._masks(question, chosen).mean(dim=0) for chosen in in_parts([*question.classes])]
+            [self._masks(masked, chosen).mean(dim=0) for chosen in in_parts([*masked.classes])]
         )  # (k, h, w)
 
-    def _masks(self, question: Question, chosen: Tensor) -> Tensor:
+    def _masks(self, masked: MaskedModel, chosen: Tensor) -> Tensor:
         """The masks (areas, h, w) of one class."""
-        image, count = question.image, len(self.areas)
-        height, width = (math.ceil(side / STEP) for side in question.size)
+        image, count = masked.image, len(self.areas)
+        height, width = (math.ceil(side / STEP) for side in masked.size)
         parameters = image.new_ones(count, height, width)
         goals = sorted_goals(self.areas, height * width).to(image)  # (areas, h w)
         velocity, weight = torch.zeros_like(parameters), AREA_WEIGHT
@@ -70,10 +70,10 @@ class ExtremalPerturbation(Method):
             with torch.enable_grad():
                 leaf = parameters.requires_grad_()
                 masks = smooth_masks(leaf)
-                large = F.interpolate(masks[:, None], size=question.size, mode="bilinear")[:, 0]
-                shown = blend(image, question.blank, large)  # (areas, C, H, W)
+                large = F.interpolate(masks[:, None], size=masked.size, mode="bilinear")[:, 0]
+                shown = blend(image, masked.blank, large)  # (areas, C, H, W)
                 misfit = (masks.flatten(1).sort(dim=1).values - goals).square().mean(dim=1).sum()
-                slopes = self._slopes(question, shown.detach(), chosen, mirrored=step % 2 == 0)
+                slopes = self._slopes(masked, shown.detach(), chosen, mirrored=step % 2 == 0)
                 gain = (shown * slopes).sum() - weight * misfit  # has the gradient of the objective
                 (gradient,) = torch.autograd.grad(gain, leaf)
             velocity = gradient if step == 0 else MOMENTUM * velocity + (1 - MOMENTUM) * gradient
@@ -81,10 +81,10 @@ class ExtremalPerturbation(Method):
             weight *= AREA_GROWTH
         return smooth_masks(parameters)
 
-    def _slopes(self, question: Question, shown: Tensor, chosen: Tensor, *, mirrored: bool) -> Tensor:
+    def _slopes(self, masked: MaskedModel, shown: Tensor, chosen: Tensor, *, mirrored: bool) -> Tensor:
         """Gradients (areas, C, H, W) of the score with respect to the masked images, seen straight or mirrored."""
         seen = shown.flip(-1) if mirrored else shown
-        slopes = question.model.input_gradients(seen, chosen.repeat(len(seen)), question.score)
+        slopes = masked.model.input_gradients(seen, chosen.repeat(len(seen)), masked.score)
         return slopes.flip(-1) if mirrored else slopes
 
 

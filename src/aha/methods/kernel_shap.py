@@ -12,7 +12,7 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
 from aha.methods.cost import Cost
 from aha.models import TargetModel
-from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.masking import MaskedModel, Scale, explain_each
 from aha.perturb.partitions import Partition, Patches
 from aha.perturb.references import Reference, ZerosNormalised
 
@@ -53,15 +53,15 @@ class KernelSHAP(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)
 
-    def _explain(self, question: Question) -> Tensor:
-        index = self.parts(question.model, question.image)  # (H, W)
+    def _explain(self, masked: MaskedModel) -> Tensor:
+        index = self.parts(masked.model, masked.image)  # (H, W)
         count = int(index.max()) + 1
         present, weights = self._coalitions(count)
         present = present.to(index.device)  # (n, K)
-        blank, whole = question.scores_at(0.0, 1.0).double()  # (k,)
-        gains = question.scores(lambda part: present[part][:, index], len(present)).double() - blank  # (n, k)
+        blank, whole = masked.scores_at(0.0, 1.0).double()  # (k,)
+        gains = masked.scores(lambda part: present[part][:, index], len(present)).double() - blank  # (n, k)
         values = shapley_regression(present.double(), gains, weights.to(gains), whole - blank)  # (K, k)
-        return self.parts.as_map(values.T.to(question.image), index)
+        return self.parts.as_map(values.T.to(masked.image), index)
 
     def _coalitions(self, count: int) -> tuple[Tensor, Tensor]:
         wanted = 2 * count + 2048 if self.n is None else self.n

@@ -11,7 +11,7 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
 from aha.methods.cost import Cost
 from aha.models import TargetModel
-from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.masking import MaskedModel, Scale, explain_each
 from aha.perturb.partitions import Partition, Patches
 from aha.perturb.references import Reference, ZerosNormalised
 
@@ -51,13 +51,13 @@ class LIME(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)
 
-    def _explain(self, question: Question) -> Tensor:
-        index = self.parts(question.model, question.image)  # (H, W)
+    def _explain(self, masked: MaskedModel) -> Tensor:
+        index = self.parts(masked.model, masked.image)  # (H, W)
         count = int(index.max()) + 1
         present = torch.rand(self.n, count, generator=seeded_generator(self.seed)) < 0.5
         present[0] = True
         present = present.to(index.device)  # (n, K)
-        scores = question.scores(lambda part: present[part][:, index], self.n)  # (n, k)
+        scores = masked.scores(lambda part: present[part][:, index], self.n)  # (n, k)
         weights = nearness(present, self.kernel_width)  # (n,)
         values = ridge(present.double(), scores.double(), weights, RIDGE)  # (K, k)
         return self.parts.as_map(values.T.to(scores), index)

@@ -11,7 +11,7 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
 from aha.models import TargetModel
-from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.masking import MaskedModel, Scale, explain_each
 from aha.perturb.references import Reference, ZerosNormalised
 
 
@@ -47,19 +47,19 @@ class Occlusion(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)
 
-    def _explain(self, question: Question) -> Tensor:
-        height, width = question.size
+    def _explain(self, masked: MaskedModel) -> Tensor:
+        height, width = masked.size
         if self.window > min(height, width):
             raise SpecError(f"occlusion: a window of {self.window} is larger than the image ({height} x {width})")
-        device = question.image.device
+        device = masked.image.device
         down, across = (covered(side, self.window, self.stride).to(device) for side in (height, width))
-        whole = question.scores_at(1.0)  # (1, k)
+        whole = masked.scores_at(1.0)  # (1, k)
 
         def keep(part: slice) -> Tensor:
             window = torch.arange(len(down) * len(across), device=device)[part]
             return ~(down[window // len(across), :, None] & across[window % len(across), None, :])  # (m, H, W)
 
-        falls = whole - question.scores(keep, len(down) * len(across))  # (windows, k)
+        falls = whole - masked.scores(keep, len(down) * len(across))  # (windows, k)
         falls = falls.view(len(down), len(across), -1)
         total = torch.einsum("ijk,ih,jw->khw", falls, down.to(falls), across.to(falls))
         return total / (down.sum(dim=0)[:, None] * across.sum(dim=0))  # (k, H, W)

@@ -1,4 +1,4 @@
-"""Uniform noise: the floor that every method must beat."""
+"""Uniform noise: the baseline that every method must beat."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
 from aha.methods.cost import Cost
 from aha.models import TargetModel
-from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.masking import MaskedModel, Scale, explain_each
 from aha.perturb.references import Reference, ZerosNormalised
 
 
@@ -49,16 +49,16 @@ class RISE(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)
 
-    def _explain(self, question: Question) -> Tensor:
+    def _explain(self, masked: MaskedModel) -> Tensor:
         generator = seeded_generator(self.seed)
-        grids = (torch.rand(self.n, self.cells, self.cells, generator=generator) < self.p).to(question.image)
+        grids = (torch.rand(self.n, self.cells, self.cells, generator=generator) < self.p).to(masked.image)
         shifts = torch.rand(self.n, 2, generator=generator)  # in cells
 
         def masks(part: slice) -> Tensor:
-            return enlarged(grids[part], shifts[part], question.size)
+            return enlarged(grids[part], shifts[part], masked.size)
 
-        total = question.image.new_zeros(len(question.classes), *question.size)
-        for keep, scores in question.answers(masks, self.n):
+        total = masked.image.new_zeros(len(masked.classes), *masked.size)
+        for keep, scores in masked.answers(masks, self.n):
             total += torch.einsum("mk,mhw->khw", scores.to(keep), keep)
         return total / (self.n * self.p)
 

@@ -11,7 +11,7 @@ from aha.methods.base import Method, method
 from aha.methods.cost import CHANNELS, Cost
 from aha.methods.grad_cam import pick_stage
 from aha.models import TargetModel
-from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.masking import MaskedModel, Scale, explain_each
 
 
 @method("score_cam", family="cam", needs={"features"}, citation="Wang et al., CVPR Workshops 2020")
@@ -37,15 +37,15 @@ class ScoreCAM(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, scale=self.score)
 
-    def _explain(self, question: Question) -> Tensor:
-        stage = pick_stage(question.model, question.image.shape, self.layer)
-        (features,), _ = question.model.features(question.image[None], [stage])
-        channels = features[0].to(question.image)  # (C, h, w)
+    def _explain(self, masked: MaskedModel) -> Tensor:
+        stage = pick_stage(masked.model, masked.image.shape, self.layer)
+        (features,), _ = masked.model.features(masked.image[None], [stage])
+        channels = features[0].to(masked.image)  # (C, h, w)
 
         def masks(part: slice) -> Tensor:
-            return unit_range(F.interpolate(channels[None, part], size=question.size, mode="bilinear")[0])
+            return unit_range(F.interpolate(channels[None, part], size=masked.size, mode="bilinear")[0])
 
-        weights = question.scores(masks, len(channels)).to(channels).softmax(dim=0)  # (C, k)
+        weights = masked.scores(masks, len(channels)).to(channels).softmax(dim=0)  # (C, k)
         return (weights.T @ channels.flatten(1)).relu().view(-1, *channels.shape[1:])  # (k, h, w)
 
 

@@ -11,7 +11,7 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
 from aha.methods.cost import Cost
 from aha.models import TargetModel
-from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.masking import MaskedModel, Scale, explain_each
 from aha.perturb.partitions import Partition, Patches
 from aha.perturb.references import Reference, ZerosNormalised
 
@@ -49,13 +49,13 @@ class ShapleySampling(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)
 
-    def _explain(self, question: Question) -> Tensor:
-        index = self.parts(question.model, question.image)  # (H, W)
+    def _explain(self, masked: MaskedModel) -> Tensor:
+        index = self.parts(masked.model, masked.image)  # (H, W)
         count = int(index.max()) + 1
         generator = seeded_generator(self.seed)
         orders = torch.rand(self.orders, count, generator=generator).argsort(dim=1).to(index.device)  # (R, K)
         arrivals = orders.argsort(dim=1)  # when each part arrives
-        blank, whole = question.scores_at(0.0, 1.0)  # (k,)
+        blank, whole = masked.scores_at(0.0, 1.0)  # (k,)
 
         def masks(part: slice) -> Tensor:
             """After 1 .. K - 1 arrivals of the first order, then of the second, and so on."""
@@ -63,7 +63,7 @@ class ShapleySampling(Method):
             present = arrivals[steps // (count - 1)] <= (steps % (count - 1))[:, None]  # (m, K)
             return present[:, index]
 
-        between = question.scores(masks, self.orders * (count - 1))  # (R (K - 1), k)
+        between = masked.scores(masks, self.orders * (count - 1))  # (R (K - 1), k)
         first, last = (end.expand(self.orders, 1, -1) for end in (blank, whole))
         curves = torch.cat([first, between.view(self.orders, count - 1, len(blank)), last], dim=1)  # (R, K + 1, k)
         gains = torch.zeros_like(curves[:, 1:])

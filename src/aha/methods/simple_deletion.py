@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aha.methods.base import method
 from aha.methods.simple_insertion import PatchWindows
-from aha.perturb.masking import Question
+from aha.perturb.masking import MaskedModel
 
 
 @method("simple_deletion", family="perturbation", citation="Izadi et al., arXiv 2603.13652 (baseline)")
@@ -16,6 +16,6 @@ from aha.perturb.masking import Question
 class SimpleDeletion(PatchWindows):
     """Score of the image minus its score with the window around a patch replaced by the blank."""
 
-    def _explain(self, question: Question) -> Tensor:
-        whole = question.scores_at(1.0)  # (1, k)
-        return whole.T[:, :, None] - self._window_scores(question, keep=False)
+    def _explain(self, masked: MaskedModel) -> Tensor:
+        whole = masked.scores_at(1.0)  # (1, k)
+        return whole.T[:, :, None] - self._window_scores(masked, keep=False)

@@ -11,7 +11,7 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
 from aha.models import TargetModel
-from aha.perturb.masking import Question, Scale, explain_each
+from aha.perturb.masking import MaskedModel, Scale, explain_each
 from aha.perturb.partitions import patch_index
 from aha.perturb.references import Reference, White
 
@@ -45,14 +45,14 @@ class PatchWindows(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)
 
-    def _explain(self, question: Question) -> Tensor:
+    def _explain(self, masked: MaskedModel) -> Tensor:
         raise NotImplementedError
 
-    def _window_scores(self, question: Question, *, keep: bool) -> Tensor:
+    def _window_scores(self, masked: MaskedModel, *, keep: bool) -> Tensor:
         """Scores (k, grid, grid) with nothing kept but the window around each patch, or with all kept but that."""
-        index = patch_index(question.size, self.grid, question.image.device)  # (H, W)
+        index = patch_index(masked.size, self.grid, masked.image.device)  # (H, W)
         windows = neighbourhoods(self.grid, self.window // 2).to(index.device)  # (N, N)
-        scores = question.scores(lambda part: windows[part][:, index] == keep, len(windows))  # (N, k)
+        scores = masked.scores(lambda part: windows[part][:, index] == keep, len(windows))  # (N, k)
         return scores.T.reshape(-1, self.grid, self.grid)
 
 
@@ -61,8 +61,8 @@ class PatchWindows(Method):
 class SimpleInsertion(PatchWindows):
     """Score of a blank image into which only the window around a patch is pasted."""
 
-    def _explain(self, question: Question) -> Tensor:
-        return self._window_scores(question, keep=True)
+    def _explain(self, masked: MaskedModel) -> Tensor:
+        return self._window_scores(masked, keep=True)
 
 
 def neighbourhoods(grid: int, radius: int) -> Tensor:

@@ -17,11 +17,11 @@ from aha.models import TargetModel
 from aha.models.relevance import (
     DENSE,
     PASSING,
+    distribute,
     is_signal,
     matrix_product,
     passed_on,
     passing,
-    pay,
     pooled,
     positive_sum,
     product,
@@ -83,7 +83,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     weight = weight.detach()
 
     def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
-        return (pay(x, weight, DENSE, quotient(relevance, positive_sum(x, weight, DENSE))),)
+        return (distribute(x, weight, DENSE, quotient(relevance, positive_sum(x, weight, DENSE))),)
 
     return propagate(F.linear(x, weight, bias), back, x)
 

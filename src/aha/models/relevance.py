@@ -121,8 +121,10 @@ def positive_sum(x: Tensor, weight: Tensor, layer: Layer) -> Tensor:
     return total + layer.forward(down, weight.clamp(max=0)) if bool(down.any()) else total
 
 
-def pay(x: Tensor, weight: Tensor, layer: Layer, to_positive: Tensor, to_negative: Tensor | None = None) -> Tensor:
-    """`sum_j c+_ij p_j + c-_ij n_j`: relevance of the inputs, positive and negative contributions paid apart."""
+def distribute(
+    x: Tensor, weight: Tensor, layer: Layer, to_positive: Tensor, to_negative: Tensor | None = None
+) -> Tensor:
+    """`sum_j c+_ij p_j + c-_ij n_j`: relevance of the inputs, positive and negative contributions weighed apart."""
     up, down = x.clamp(min=0), x.clamp(max=0)
     more, less = weight.clamp(min=0), weight.clamp(max=0)
     result = up * layer.back(to_positive, more, x)
@@ -156,13 +158,15 @@ def layer_relevance(
     if gamma is None:
         total = positive + shift.clamp(min=0)
         lost = torch.where(total == 0, relevance, 0)
-        lonely = quotient(lost, layer.forward(x, weight)) if bool(lost.any()) else None
-        return pay(x, weight, layer, quotient(relevance, total), lonely)
+        to_negative = quotient(lost, layer.forward(x, weight)) if bool(lost.any()) else None
+        return distribute(x, weight, layer, quotient(relevance, total), to_negative)
     plain = layer.forward(x, weight)
     is_up = plain + shift > 0
     favoured = torch.where(is_up, positive + shift.clamp(min=0), plain - positive + shift.clamp(max=0))
-    paid = quotient(relevance, plain + shift + gamma * favoured, epsilon)
-    return pay(x, weight, layer, paid * torch.where(is_up, 1 + gamma, 1), paid * torch.where(is_up, 1, 1 + gamma))
+    per_output = quotient(relevance, plain + shift + gamma * favoured, epsilon)
+    return distribute(
+        x, weight, layer, per_output * torch.where(is_up, 1 + gamma, 1), per_output * torch.where(is_up, 1, 1 + gamma)
+    )
 
 
 def flat_relevance(relevance: Tensor, x: Tensor, weight: Tensor, layer: Layer) -> Tensor:
@@ -177,8 +181,12 @@ def box_relevance(
     """Relevance of pixels within bounds, `c_ij = x_i w_ij - low_i w+_ij - high_i w-_ij` (Montavon et al. 2017)."""
     more, less = weight.clamp(min=0), weight.clamp(max=0)
     total = layer.forward(x, weight) - layer.forward(low, more) - layer.forward(high, less)
-    paid = quotient(relevance, total, epsilon)
-    return x * layer.back(paid, weight, x) - low * layer.back(paid, more, x) - high * layer.back(paid, less, x)
+    per_output = quotient(relevance, total, epsilon)
+    return (
+        x * layer.back(per_output, weight, x)
+        - low * layer.back(per_output, more, x)
+        - high * layer.back(per_output, less, x)
+    )
 
 
 def passing(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:

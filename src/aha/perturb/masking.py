@@ -32,7 +32,7 @@ Masks = Callable[[slice], Tensor]
 
 
 @dataclass(frozen=True)
-class Question:
+class MaskedModel:
     """One image (C, H, W), what stands in for its removed pixels (C, H, W), and the classes (k,) asked about."""
 
     model: TargetModel
@@ -72,7 +72,7 @@ class Question:
 
 
 def explain_each(
-    explain: Callable[[Question], Tensor],
+    explain: Callable[[MaskedModel], Tensor],
     model: TargetModel,
     images: Tensor,
     classes: Tensor,
@@ -87,4 +87,4 @@ def explain_each(
     is_new = ((images[1:] != images[:-1]) | (blanks[1:] != blanks[:-1])).flatten(1).any(dim=1)  # (B - 1,)
     bounds = [0, *(is_new.nonzero().flatten() + 1).tolist(), len(images)]
     rows = in_parts([*pairwise(bounds)])
-    return torch.cat([explain(Question(model, images[i], blanks[i], classes[i:end], score)) for i, end in rows])
+    return torch.cat([explain(MaskedModel(model, images[i], blanks[i], classes[i:end], score)) for i, end in rows])

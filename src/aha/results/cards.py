@@ -16,7 +16,7 @@ from aha.models import TargetModel
 from aha.perturb.perturbation import area
 from aha.perturb.references import Black, Blur, Mean
 
-FLOORS = ("random_map", "center_map", "edge_map")
+BASELINES = ("random_map", "center_map", "edge_map")
 PROTOCOL = InsDel(steps=20, references=(Black(), Mean(), Blur()))
 _SHOWN = 0.1  # the share of pixels that the sentence speaks of; on a step of the protocol
 
@@ -48,17 +48,17 @@ class Curves:
 
 @dataclass(frozen=True)
 class Card:
-    """How far one map can be trusted: its curves, and those of the floors.
+    """How far one map can be trusted: its curves, and those of the baselines.
 
     Attributes:
         curves: of the map.
-        floors: of random_map, center_map and edge_map.
+        baselines: of random_map, center_map and edge_map.
         protocol: text of the protocol.
         score_name: what the scores are, for the sentence.
     """
 
     curves: Curves
-    floors: Mapping[str, Curves]
+    baselines: Mapping[str, Curves]
     protocol: str
     score_name: str
 
@@ -66,13 +66,13 @@ class Card:
     def sentence(self) -> str:
         """The card in words."""
         before, after = self.curves.deletion[0], self.curves.score_without(_SHOWN)
-        random_after = self.floors["random_map"].score_without(_SHOWN)
+        random_after = self.baselines["random_map"].score_without(_SHOWN)
         verb = "drops" if after < before else "moves"
-        best = max(self.floors, key=lambda name: self.floors[name].ins_del)
-        beats = self.curves.ins_del > self.floors[best].ins_del
+        best = max(self.baselines, key=lambda name: self.baselines[name].ins_del)
+        beats = self.curves.ins_del > self.baselines[best].ins_del
         verdict = (
-            f"Ins-Del {two_digits(self.curves.ins_del)}, {'above' if beats else 'not above'} the best floor "
-            f"({best} {two_digits(self.floors[best].ins_del)})"
+            f"Ins-Del {two_digits(self.curves.ins_del)}, {'above' if beats else 'not above'} the best baseline "
+            f"({best} {two_digits(self.baselines[best].ins_del)})"
         )
         return (
             f"Removing the top {_SHOWN:.0%} of pixels {verb} the {self.score_name} from {before:.2f} to {after:.2f}; "
@@ -87,40 +87,40 @@ def two_digits(value: float) -> str:
 
 
 class CardMaker:
-    """Makes cards; the floors of an image and class are measured once, however many maps are judged."""
+    """Makes cards; the baselines of an image and class are measured once, however many maps are scored."""
 
     def __init__(self, model: TargetModel, *, protocol: CurveMetric = PROTOCOL, seed: int = 0) -> None:
         self.model = model
         self.protocol = protocol
         self.seed = seed
-        self._floors: dict[tuple[int, int], dict[str, Curves]] = {}
-        self._samples: list[Sample] = []  # kept alive, since floors are filed under their identity
+        self._baselines: dict[tuple[int, int], dict[str, Curves]] = {}
+        self._samples: list[Sample] = []  # kept alive, since baselines are filed under their identity
 
     def card(self, sample: Sample, target: int, values: Tensor, method: str) -> Card:
         """The card of a map (H, W) for a class of a sample."""
         score = self.model.score
         return Card(
             curves=self._curves(sample, target, values, method),
-            floors=self._floor_curves(sample, target),
+            baselines=self._baseline_curves(sample, target),
             protocol=str(self.protocol),
             score_name="probability" if score.is_probability else score.name,
         )
 
-    def _floor_curves(self, sample: Sample, target: int) -> dict[str, Curves]:
+    def _baseline_curves(self, sample: Sample, target: int) -> dict[str, Curves]:
         key = (id(sample), target)
-        if key not in self._floors:
+        if key not in self._baselines:
             self._samples.append(sample)
             classes = torch.tensor([target], device=self.model.device)
-            self._floors[key] = {
+            self._baselines[key] = {
                 name: self._curves(
                     sample,
                     target,
                     load_method(name).seeded(self.seed)(self.model, sample.inputs[None], classes)[0],
                     name,
                 )
-                for name in FLOORS
+                for name in BASELINES
             }
-        return self._floors[key]
+        return self._baselines[key]
 
     def _curves(self, sample: Sample, target: int, values: Tensor, method: str) -> Curves:
         case = Case(sample, target, values.to(self.model.device), method, seed=self.seed)

@@ -5,7 +5,7 @@ store, pictures      what is kept on disk under content keys; pictures that visi
 policy, served       which texts a visitor may name; models on offer
 workbench, records   classes, maps, curves, refinements and contrasts as jobs with stored results
 bundles, runs        downloads; finished evaluations to browse
-guard, requests      the door: hosts, tokens, limits; bodies read with care
+guard, requests      access: hosts, tokens, limits; bodies read with care
 routes/, app         the addresses by purpose, and every error as one line
 serving              `aha serve`
 """

@@ -1,4 +1,4 @@
-"""The door: who may come in, what every answer carries, and that no error leaves as anything but one line.
+"""Access: who may come in, what every answer carries, and that no error leaves as anything but one line.
 
 Without a token only this machine is served, under its own names: a page elsewhere that points its name at 127.0.0.1
 is turned away by the Host header, and one that posts forms here by the Origin header. With a token everybody who knows

@@ -58,7 +58,7 @@ class Pictures:
         self._folders = [folder.resolve() for folder in folders]
         # One thread for all whole pictures: each may take hundreds of megabytes, and of what many threads allocate and
         # free by turns, each would keep some room for itself.
-        self._desk = ThreadPoolExecutor(1, "aha pictures")
+        self._reader = ThreadPoolExecutor(1, "aha pictures")
         self._decoded: OrderedDict[str, Image.Image] = OrderedDict()
 
     def add(self, content: bytes, name: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Pictures:
         key = hashlib.blake2b(content, digest_size=16).hexdigest()
         if (known := self._store.find("pictures", key)) is not None:
             return known
-        width, height = self._desk.submit(self._take_in, key, content).result()
+        width, height = self._reader.submit(self._take_in, key, content).result()
         record = {"key": key, "name": _shown_name(name), "width": width, "height": height}
         self._store.put("pictures", key, record, {"bin": content})
         return record
@@ -100,20 +100,20 @@ class Pictures:
 
     def image(self, key: str) -> Image.Image:
         """The picture itself, decoded."""
-        return self._desk.submit(self._image, key).result()
+        return self._reader.submit(self._image, key).result()
 
     def thumbnail(self, key: str) -> bytes:
         """The whole picture, small, as a JPEG."""
-        return self._desk.submit(lambda: thumbnail(self._image(key))).result()
+        return self._reader.submit(lambda: thumbnail(self._image(key))).result()
 
     def example_thumbnail(self, number: int) -> bytes:
         """An example, smaller still."""
         path = _real(self.examples[number])
-        return self._desk.submit(lambda: thumbnail(read_image(path, MAX_PIXELS), _SMALL_THUMBNAIL)).result()
+        return self._reader.submit(lambda: thumbnail(read_image(path, MAX_PIXELS), _SMALL_THUMBNAIL)).result()
 
     def prepared(self, key: str, model: TargetModel) -> tuple[Tensor, Geometry]:
         """The picture as a model's input (1, C, H, W), and where that lies in it."""
-        inputs, geometry = self._desk.submit(lambda: model.stated_preprocessing()(self._image(key))).result()
+        inputs, geometry = self._reader.submit(lambda: model.stated_preprocessing()(self._image(key))).result()
         return inputs[None], geometry
 
     def batch(self, key: str, model: TargetModel) -> Batch:
@@ -121,7 +121,7 @@ class Pictures:
         inputs, geometry = self.prepared(key, model)
         return Batch(inputs, [Subject(self.record(key)["name"], self.image(key), geometry)])
 
-    # At the desk
+    # In the reader's thread
 
     def _take_in(self, key: str, content: bytes) -> tuple[int, int]:
         image = read_image(content, MAX_PIXELS)

@@ -126,7 +126,7 @@ def read_runs(folder: Path) -> list[Run]:
         if not groups:
             raise OutputError(f"{folder} holds no scores yet")
         name = folder.resolve().name
-        titles = [name] if len(groups) == 1 else [f"{name}: {group.model}, {group.asked}" for group in groups]
+        titles = [name] if len(groups) == 1 else [f"{name}: {group.model}, {group.target_kind}" for group in groups]
         return [Run(folder, title, group.model, group.scores.rows) for title, group in zip(titles, groups, strict=True)]
     return [_evaluation(folder)]
 

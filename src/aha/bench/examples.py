@@ -20,7 +20,7 @@ _WIDTH = 320  # twice what the page shows, for dense screens
 
 
 @dataclass(frozen=True)
-class Telling:
+class Example:
     """An image that tells methods apart, or on which all of them fail."""
 
     why: str
@@ -31,7 +31,7 @@ class Telling:
     cells: Sequence[tuple[str, str, float | None]]
 
 
-def telling_images(run: Run, group: Group) -> list[Telling]:
+def example_images(run: Run, group: Group) -> list[Example]:
     """Images on which methods disagree most, and those on which even the best does badly; needs kept maps."""
     chosen = headline(group)
     if chosen is None or not group.maps:
@@ -62,7 +62,7 @@ def telling_images(run: Run, group: Group) -> list[Telling]:
         except (OSError, ValueError):
             continue  # maps that were moved away are no reason for not having a report
         label, score = run.class_name(group.model, target), group.facts[image, target].score
-        cases.append(Telling(why, image, label, score, embedded(picture, _WIDTH), cells))
+        cases.append(Example(why, image, label, score, embedded(picture, _WIDTH), cells))
     return cases
 
 

@@ -1,4 +1,4 @@
-"""From images to finished cells: a batch is read once, explained once per method, and judged by all protocols at once.
+"""From images to finished cells: a batch is read once, explained once per method, and scored by all protocols at once.
 
 Whatever fails becomes a cell with a reason: an image that cannot be read, a method without a map, a metric without a
 value. A batch that fails as a whole is done again image by image, since one of them may be to blame.
@@ -19,10 +19,10 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from aha.bench.cells import Cells, Judged
-from aha.bench.evaluate import MethodSource, judge, prepare
+from aha.bench.cells import Cells, Measured
+from aha.bench.evaluate import MethodSource, prepare, score_case
 from aha.bench.plan import KeepMaps
-from aha.bench.subjects import GRID, Ready, Subjects
+from aha.bench.subjects import GRID, LoadedImage, Subjects
 from aha.bench.truth import labelled_samples
 from aha.data.batches import Batch
 from aha.data.datasets import BenchImage
@@ -56,11 +56,11 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
-class Judging:
-    """What is judged, and where it goes; `deliver` takes finished cells, `sink` maps and pictures."""
+class Scoring:
+    """What is scored, and where it goes; `deliver` takes finished cells, `sink` maps and pictures."""
 
     model: TargetModel
-    methods: Sequence[Judged]
+    methods: Sequence[Measured]
     subjects: Subjects
     cells: Cells
     seed: int
@@ -70,29 +70,29 @@ class Judging:
 
     def images(self, part: Sequence[BenchImage]) -> None:
         """Delivers all cells of the images that are missing."""
-        ready: list[Ready] = []
+        loaded: list[LoadedImage] = []
         for image in part:
             try:
-                ready.append(self.subjects.read(image))
+                loaded.append(self.subjects.read(image))
             except (AhaError, OSError) as error:
                 self._fail(image, str(error))
-        if not ready:
+        if not loaded:
             return
         failures: list[Failure] = []
-        batch = Batch(torch.stack([r.inputs for r in ready]), [r.subject for r in ready])
-        truth = self.subjects.truth(ready)
+        batch = Batch(torch.stack([r.inputs for r in loaded]), [r.subject for r in loaded])
+        truth = self.subjects.truth(loaded)
         try:
-            samples, outputs = labelled_samples(self.model, batch, truth, range(len(ready)), failures)
+            samples, outputs = labelled_samples(self.model, batch, truth, range(len(loaded)), failures)
         except Exception as error:  # whatever it was: the other images go on
-            if len(ready) > 1:
-                for alone in ready:
+            if len(loaded) > 1:
+                for alone in loaded:
                     self.images([alone.image])
             else:
-                self._fail(ready[0].image, f"{type(error).__name__}: {error}")
+                self._fail(loaded[0].image, f"{type(error).__name__}: {error}")
             return
-        for sample, known in zip(samples, ready, strict=True):
+        for sample, known in zip(samples, loaded, strict=True):
             sample.label = known.image.label
-        _BatchJudging(self, ready, batch, samples, outputs, failures).run()
+        _BatchScoring(self, loaded, batch, samples, outputs, failures).run()
 
     def _fail(self, image: BenchImage, reason: str) -> None:
         missing = self.cells.missing(image)
@@ -100,19 +100,19 @@ class Judging:
 
 
 class _Task(NamedTuple):
-    """A method, the protocols that judge its maps, and the kind of target it is asked about."""
+    """A method, the protocols that score its maps, and the kind of target."""
 
-    method: Judged
+    method: Measured
     protocols: tuple[Metrics, ...]
-    word: str
+    target_kind: str
 
 
 @dataclass
-class _BatchJudging:
+class _BatchScoring:
     """One batch: its images, what the model says about them, and what has been delivered of it."""
 
-    all_: Judging
-    ready: list[Ready]
+    all_: Scoring
+    loaded: list[LoadedImage]
     batch: Batch
     samples: list[Sample]
     outputs: Tensor
@@ -123,51 +123,51 @@ class _BatchJudging:
 
     def run(self) -> None:
         """All cells of the batch that are missing."""
-        for word in self.all_.subjects.words:
-            chosen = self._classes(word)
+        for target_kind in self.all_.subjects.target_kinds:
+            chosen = self._classes(target_kind)
             for method in self.all_.methods:
                 own = self._own_classes(method, chosen)
                 groups: dict[tuple[Metrics, ...], list[int]] = defaultdict(list)
-                for row, known in enumerate(self.ready):
-                    missing = self.all_.cells.missing_protocols(known.image, method, word)
-                    missing = self._copy(row, str(method), missing, word, own[row])
+                for row, known in enumerate(self.loaded):
+                    missing = self.all_.cells.missing_protocols(known.image, method, target_kind)
+                    missing = self._copy(row, str(method), missing, target_kind, own[row])
                     if missing:
                         groups[missing].append(row)
                 for protocols, rows in groups.items():
-                    self._judge(_Task(method, protocols, word), rows, own)
+                    self._score(_Task(method, protocols, target_kind), rows, own)
 
-    def _classes(self, word: str) -> list[list[int]]:
-        if word == GRID:
-            return [list(known.cells or ()) for known in self.ready]
-        if word == "label":
-            return [[cast("int", known.image.label)] for known in self.ready]
-        return resolve_targets(word, self.all_.model, self.outputs, None)
+    def _classes(self, target_kind: str) -> list[list[int]]:
+        if target_kind == GRID:
+            return [list(known.cells or ()) for known in self.loaded]
+        if target_kind == "label":
+            return [[cast("int", known.image.label)] for known in self.loaded]
+        return resolve_targets(target_kind, self.all_.model, self.outputs, None)
 
-    def _own_classes(self, method: Judged, chosen: list[list[int]]) -> list[list[int]]:
+    def _own_classes(self, method: Measured, chosen: list[list[int]]) -> list[list[int]]:
         """The classes of each image: those of its saved maps, where they say so."""
         if isinstance(method, Method):
             return chosen
-        images = [known.image for known in self.ready]
+        images = [known.image for known in self.loaded]
         return [
             (method.classes(image) if image.id in method.maps else None) or classes
             for image, classes in zip(images, chosen, strict=True)
         ]
 
     def _copy(
-        self, row: int, method: str, missing: tuple[Metrics, ...], word: str, classes: list[int]
+        self, row: int, method: str, missing: tuple[Metrics, ...], target_kind: str, classes: list[int]
     ) -> tuple[Metrics, ...]:
-        """Takes over cells of the same class that was asked for under another word; returns what is left to do."""
-        image, left = self.ready[row].image, []
+        """Takes over cells of the same class under another kind of target; returns what is left to do."""
+        image, left = self.loaded[row].image, []
         for protocol in missing:
             known = self.known.get((image.id, method, protocol.name))
             if known is None or [found["target"] for found in known["found"]] != classes:
                 left.append(protocol)
                 continue
-            key = self.all_.cells.key(image, method, protocol.name, word)
-            self.all_.deliver([{**known, "key": key, "asked": word}])
+            key = self.all_.cells.key(image, method, protocol.name, target_kind)
+            self.all_.deliver([{**known, "key": key, "asked": target_kind}])
         return tuple(left)
 
-    def _judge(self, task: _Task, rows: list[int], chosen: list[list[int]]) -> None:
+    def _score(self, task: _Task, rows: list[int], chosen: list[list[int]]) -> None:
         cells: dict[tuple[int, str], Line] = {}
         failures: list[Failure] = []
         places = {self.samples[row].name: row for row in rows}
@@ -189,23 +189,23 @@ class _BatchJudging:
             self._add(case, row, task, cells)
         if not cells and len(rows) > 1 and len(failures) >= len(rows):  # one of them may be to blame
             for row in rows:
-                self._judge(task, [row], chosen)
+                self._score(task, [row], chosen)
             return
         for row in rows:
             self._finish(row, task, cells, failures)
 
     def _add(self, case: Case, row: int, task: _Task, cells: dict[tuple[int, str], Line]) -> None:
-        """Judges one map by all protocols of the task."""
-        image = self.ready[row].image
+        """Scores one map by all protocols of the task."""
+        image = self.loaded[row].image
         kept = self._keep(case, image)
         with suppress(Exception):  # the protocol to blame will meet it again, and it alone
             prepare(case, task.protocols)
         score = float(case.scores(case.sample.clean[None])[0])
         for protocol in task.protocols:
             found = Scores()
-            judge(case, [protocol], found, Exception)
+            score_case(case, [protocol], found, Exception)
             if (row, protocol.name) not in cells:
-                cells[row, protocol.name] = self._line(case, image, protocol, task.word)
+                cells[row, protocol.name] = self._line(case, image, protocol, task.target_kind)
             cell = cells[row, protocol.name]
             cell["found"].append(
                 {
@@ -218,12 +218,12 @@ class _BatchJudging:
             )
             cell["failures"] += [[failure.metric, failure.reason] for failure in found.failures]
 
-    def _line(self, case: Case, image: BenchImage, protocol: Metrics, word: str) -> Line:
+    def _line(self, case: Case, image: BenchImage, protocol: Metrics, target_kind: str) -> Line:
         return self.all_.cells.line(
             image,
             case.method,
             protocol.name,
-            word,
+            target_kind,
             seconds=_rounded(case.seconds, 6),
             forward=case.forward_images,
             backward=case.backward_images,
@@ -241,13 +241,13 @@ class _BatchJudging:
 
     def _finish(self, row: int, task: _Task, cells: dict[tuple[int, str], Line], failures: list[Failure]) -> None:
         """Delivers the cells of one image; a map that could not be made is a cell with a reason."""
-        image = self.ready[row].image
+        image = self.loaded[row].image
         reasons = [[f.metric, f.reason] for f in (*self.failures, *failures) if f.image == image.id]
         done = []
         for protocol in task.protocols:
             cell = cells.pop((row, protocol.name), None)
             if cell is None:
-                cell = self.all_.cells.line(image, str(task.method), protocol.name, task.word)
+                cell = self.all_.cells.line(image, str(task.method), protocol.name, task.target_kind)
                 if cell["key"] in self.delivered:
                     continue
             cell["failures"] = [*reasons, *cell["failures"]]
