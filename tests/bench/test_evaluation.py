@@ -129,7 +129,7 @@ def test_json_and_bad_files(photos: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([*FAST], "nothing to judge"),
+        ([*FAST], "nothing to measure"),
         ([*FAST, "--method", "gradeint"], "did you mean gradient"),
         (["--metrics", "deletoin", "--method", "gradient"], "did you mean deletion"),
         (["--metrics", "seg", "--method", "gradient"], "needs masks"),

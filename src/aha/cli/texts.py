@@ -14,7 +14,7 @@ def check_texts(
     metrics: Iterable[str] = (),
     scores: Iterable[str] = (),
 ) -> None:
-    """Raises the error of the first text that cannot be understood; what is left needs the real things to be checked."""
+    """Raises the error of the first text that cannot be understood; the rest is checked by loading it."""
     for texts, check in (
         (models, check_model),
         (methods, check_method),
