@@ -5,8 +5,8 @@
 - binned soft order over the full one, forward and backward, at K = 784, S = 16, B = 8: time and largest tensor;
 - a training step over the bare cost of what it cannot do without: the target's forward and backward pass, down to the
   pixels, of the images and of the perturbed images, in the same chunks;
-- a map (T = 0) over one forward and backward pass of the target at the same batch size; one of an explainer with forward
-  evidence over one forward pass;
+- a map (T = 0) over one forward and backward pass of the target at the same batch size; one of an explainer with
+  forward evidence over one forward pass;
 - a map with T = 3 over one with T = 0, and over the bare forward and backward passes that it needs.
 
 Both sides of a ratio are timed in turns, in CPU time of the process; the figure is the median of the paired ratios. The
