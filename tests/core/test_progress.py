@@ -80,6 +80,15 @@ def test_batches_are_parts_of_the_whole(model: nn.Module, images: Tensor) -> Non
     assert told == [0, 0.25, 0.5, 0.75, 1]
 
 
+def test_an_evaluation_tells_how_far_it_is_in_the_same_way(model: nn.Module, images: Tensor) -> None:
+    told: list[float] = []
+    found = aha.evaluate(
+        load_model(model), images, ["gradient", "random_map"], "sparseness", batch_size=1, progress=told.append
+    )
+    assert found.rows and told == sorted(set(told))
+    assert told[0] == 0 and told[-1] == 1 and len(told) >= 2 * len(images)
+
+
 def test_an_interrupt_in_the_middle_leaves_no_trace(model: nn.Module, images: Tensor) -> None:
     model.train()
     before = (snapshot(model), surroundings(), tensor_state(images))

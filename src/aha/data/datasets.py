@@ -40,7 +40,7 @@ from aha.models import TargetModel
 FILTER_CONFIDENCE, FILTER_PER_CLASS = 0.6, 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BenchImage:
     """One image and its truth; picture and mask are read when they are asked for.
 
