@@ -22,7 +22,7 @@ from aha.data.batches import Batch, Images, count_images, iter_batches
 from aha.data.targets import Target, resolve_targets
 from aha.errors import ImageError, MapWarning, ModelError
 from aha.methods import Method, check_fit, load_method
-from aha.methods.distribution import Distribution
+from aha.methods.machinery.distribution import Distribution
 from aha.methods.var import Var
 from aha.metrics import Sample
 from aha.models import TargetModel, load_model

@@ -83,7 +83,7 @@ def test_several_classes_per_image(model: nn.Module, method: Method, images: Ten
 
 
 def test_classes_of_an_image_may_share_its_forward_passes(model: nn.Module, method: Method, images: Tensor) -> None:
-    """Derivatives must go through the trace for that: `trace.gradients` and `trace.pull`, not torch's own."""
+    """Derivatives must go through the trace for that: `trace.gradients` and `trace.vjp`, not torch's own."""
     target = load_model(model, input_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)
     rows, classes = torch.tensor([0, 0, 1, 0, 1]), torch.tensor([0, 3, 1, 4, 2])
     seeded = method.seeded(0)

@@ -182,7 +182,7 @@ def test_biases_keep_their_share_unless_ignored(images: Tensor) -> None:
 
 
 def test_outputs_are_those_of_the_model(images: Tensor) -> None:
-    from aha.methods.layer_rules import LayerRules
+    from aha.methods.machinery.layer_rules import LayerRules
 
     for build in FAMILIES.values():
         module = randomised(build()).double()

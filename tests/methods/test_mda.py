@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import aha
 from aha.errors import CapabilityError, SpecError
 from aha.methods import load_method
-from aha.methods.concave import concave_increments
+from aha.methods.machinery.concave import concave_increments
+from aha.methods.machinery.patch_order import Order, order_weighted
+from aha.methods.machinery.patch_search import Responses, cell_indices, greedy
 from aha.methods.mda import MDA, default_guide
-from aha.methods.patch_order import Order, order_weighted
-from aha.methods.patch_search import Responses, cell_indices, greedy
 from aha.models import TargetModel, load_model
 from aha.perturb.perturbation import blend
 from aha.perturb.references import Black, Blur

@@ -17,7 +17,7 @@ import aha
 from aha.data.mosaics import Mosaic
 from aha.errors import OutputError, SpecError, TargetError
 from aha.methods import Method, load_method
-from aha.methods.distribution import Distribution
+from aha.methods.machinery.distribution import Distribution
 from aha.methods.var import Var, chosen_rivals, class_shares
 from aha.models import TargetModel, load_model
 from aha.results.explanation import Explanation

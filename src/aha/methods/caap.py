@@ -12,8 +12,8 @@ from torch import Tensor
 from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, check_fit, method, runs_of_one_image
-from aha.methods.parallel_patching import parallel
-from aha.methods.patching import Neighbourhood, Patching, neighbours, patchwise
+from aha.methods.machinery.parallel_patching import parallel
+from aha.methods.machinery.patching import Neighbourhood, Patching, neighbours, patchwise
 from aha.models import TargetModel
 from aha.perturb.references import Reference, White, reference_inputs
 

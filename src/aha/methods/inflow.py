@@ -44,8 +44,8 @@ class InFlow(Method):
             mixed = torch.einsum("bh,bhij->bhij", shares, matrix.detach()).amax(dim=1)  # (B, T, T)
             before, middle, after = trace.tokens[index], trace.middles[index], trace.tokens[index + 1]  # (B, T, D)
             if self.gradient:
-                pull = layer_score_gradient(model, images, after, classes, "mean")
-                (steer,) = trace.pull(after, pull, matrix)  # (B, heads, T, T)
+                cotangent = layer_score_gradient(model, images, after, classes, "mean")
+                (steer,) = trace.vjp(after, cotangent, matrix)  # (B, heads, T, T)
                 mixed = (steer.mean(dim=1) * mixed).relu()
             step = block_flow(mixed, before.detach(), middle.detach(), after.detach(), mlp=self.mlp)
             result = step if result is None else step @ result

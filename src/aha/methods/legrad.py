@@ -46,8 +46,8 @@ class LeGrad(Method):
             raise SpecError(f"legrad: layers={used}, but there are {len(trace.attention)} blocks")
         total = torch.zeros((), device=trace.outputs.device)
         for matrix, tokens in zip(trace.attention[-used:], trace.tokens[-used:], strict=True):
-            pull = layer_score_gradient(model, images, tokens, classes, self.pool)  # (B, T, D)
-            (slopes,) = trace.pull(tokens, pull, matrix)  # (B, heads, T, T)
+            cotangent = layer_score_gradient(model, images, tokens, classes, self.pool)  # (B, T, D)
+            (slopes,) = trace.vjp(tokens, cotangent, matrix)  # (B, heads, T, T)
             total = total + slopes.relu().mean(dim=(1, 2))  # (B, T)
         return trace.to_grid(total)  # (B, h, w)
 

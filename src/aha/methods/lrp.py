@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, method
-from aha.methods.layer_rules import Kinds, LayerRules
+from aha.methods.machinery.layer_rules import Kinds, LayerRules
 from aha.models import TargetModel
 
 Preset = Literal["epsilon", "gamma", "zplus", "epsilon_plus", "epsilon_plus_flat", "epsilon_gamma_box"]

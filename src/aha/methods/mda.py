@@ -16,8 +16,8 @@ from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import METHODS, Method, method
 from aha.methods.cost import Cost
-from aha.methods.patch_order import Order
-from aha.methods.patch_search import Responses, cell_indices, greedy, shown_first
+from aha.methods.machinery.patch_order import Order
+from aha.methods.machinery.patch_search import Responses, cell_indices, greedy, shown_first
 from aha.models import TargetModel
 from aha.perturb.references import Black, Blur, Reference, reference_inputs
 

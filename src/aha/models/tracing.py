@@ -59,7 +59,7 @@ class Trace:
         with autograd(True):
             return _slopes(self.scores(classes).sum(), tensors)
 
-    def pull(self, output: Tensor, cotangent: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def vjp(self, output: Tensor, cotangent: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Gradient of `(output * cotangent).sum()`, with `output` a traced tensor, with respect to traced tensors."""
         with autograd(True):
             return _slopes(output, tensors, cotangent)
@@ -78,10 +78,10 @@ class Trace:
         differentiating a gradient, which names no part of the model.
         """
         with autograd(True):
-            pull = torch.zeros_like(self.middles[layer], requires_grad=True)
-            (slope,) = slopes(self.middles[layer], (self.attention[layer],), grad_outputs=pull, create_graph=True)
+            cotangent = torch.zeros_like(self.middles[layer], requires_grad=True)
+            (slope,) = slopes(self.middles[layer], (self.attention[layer],), grad_outputs=cotangent, create_graph=True)
             along = slope.diagonal(dim1=-2, dim2=-1).sum()
-            return torch.autograd.grad(along, pull)[0]
+            return torch.autograd.grad(along, cotangent)[0]
 
     def read(self, matrix: Tensor) -> Tensor:
         """The rows of a token-to-token matrix (..., T, T) that the classifier reads: class token, or mean of all."""
@@ -93,7 +93,7 @@ class SharedTrace(Trace):
     """A trace of distinct images, shown as one of a batch in which they occur several times, each time for a class.
 
     What it holds are copies for reading. Derivatives are taken of the one forward pass that there was, a round for each
-    time that images occur: so `gradients` and `pull` are the only way to them.
+    time that images occur: so `gradients` and `vjp` are the only way to them.
     """
 
     @classmethod
@@ -131,7 +131,7 @@ class SharedTrace(Trace):
 
         return self._in_rounds(total, tensors)
 
-    def pull(self, output: Tensor, cotangent: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def vjp(self, output: Tensor, cotangent: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """As in any trace; one backward pass per round."""
         source = self._source(output)
 

@@ -12,7 +12,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from aha.methods.patching import Patching
+from aha.methods.machinery.patching import Patching
 from aha.models import Block, BlockStates, TargetModel
 
 

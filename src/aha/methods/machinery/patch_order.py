@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aha.methods.concave import concave_increments
+from aha.methods.machinery.concave import concave_increments
 
 TIE_BREAK = 1e-6
 
