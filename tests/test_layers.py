@@ -27,7 +27,8 @@ learned metrics
 methods
 results catalogue
 api
-bench files interop demo
+bench files demo
+interop
 web doctor
 cli
 __main__

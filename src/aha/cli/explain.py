@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,10 +26,11 @@ from aha.cli.options import (
 )
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
 from aha.cli.texts import check_texts, complete_method, complete_model, complete_score
+from aha.errors import SpecError
 
 if TYPE_CHECKING:
     from aha.files import FileRun
-    from aha.models.preprocessing import Fit
+    from aha.interop.shards import ShardRun
 
 _METHOD = "grad_cam"
 _SHOWN_FAILURES = 20
@@ -81,6 +82,14 @@ def explain(
     device: Device = None,
     batch_size: BatchSize = 8,
     force: Force = False,
+    shards: Annotated[
+        str | None,
+        typer.Option(
+            help="Write shards, parquet or webdataset, instead of a folder of pictures; processes that a launcher "
+            "started share the work.",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -91,36 +100,44 @@ def explain(
     """
     with reported(debug=debug, quiet=quiet):
         check_texts(models=[model], methods=method or [], scores=[score])
+        options: dict[str, Any] = {
+            "weights": weights,
+            "pretrained": not no_pretrained,
+            "img_size": img_size,
+            "fit": fit,  # checked where it is used, like the precision and the engine
+            "score": score,
+            "device": device,
+            "precision": precision,
+            "engine": engine,
+            "batch_size": batch_size,
+        }
+        if shards is not None:
+            if contrast is not None or class_names is not None:
+                raise SpecError("--contrast and --class-names do not go together with shards")
+            options |= {"methods": method or [_METHOD], "target": target or "top1", "seed": seed}
+            options["form"] = shards
+            shared = _into_shards(paths, out, model, options, limit, force=force, quiet=quiet)
+            _report(shared, json=json, quiet=quiet)
+            return
 
         from aha.core.disk import check_writable
         from aha.data.datasets import choose
         from aha.data.targets import class_list
         from aha.files import FileRun, check_apart, find_pictures, folder_beside, read_class_names
+        from aha.learned.engine import launched_share
         from aha.methods import load_method
         from aha.methods.var import Var
         from aha.models import load_model
-        from aha.models.scores import load_score
 
+        if launched_share()[1] > 1:
+            raise SpecError("several processes cannot draw into one folder; add --shards parquet, or start one")
         # What costs nothing is checked first, what needs the model next, and all of it before any work.
         methods = [load_method(text) for text in method or [_METHOD]]
-        chosen_score = load_score(score)
         names = None if class_names is None else read_class_names(class_names)
         place = folder_beside(paths[0]) if out is None else out
         check_writable(place)
         check_apart(paths, place)
-        loaded = load_model(
-            model,
-            weights=weights,
-            pretrained=not no_pretrained,
-            img_size=img_size,
-            fit=cast("Fit | None", fit),  # checked where it is used
-            class_names=names,
-            score=chosen_score,
-            device=device,
-            precision=cast("Any", precision),  # checked there too
-            engine=cast("Any", engine),
-            batch_size=batch_size,
-        )
+        loaded = load_model(model, class_names=names, **options)
         if contrast is not None:
             compared = tuple(class_list(contrast, loaded))
             methods = [Var(chosen, classes=compared) for chosen in methods]
@@ -136,7 +153,33 @@ def explain(
         _report(run, json=json, quiet=quiet)
 
 
-def _report(run: FileRun, *, json: bool, quiet: bool) -> None:
+def _into_shards(
+    paths: list[str],
+    out: Path | None,
+    model: str,
+    options: dict[str, Any],
+    limit: int | None,
+    *,
+    force: bool,
+    quiet: bool,
+) -> ShardRun:
+    from aha.data.datasets import choose
+    from aha.files import check_apart, find_pictures, folder_beside
+    from aha.interop.shards import ShardRun
+    from aha.learned.engine import launched_device, launched_share, parts_of
+
+    place = folder_beside(paths[0]) if out is None else out
+    check_apart(paths, place)
+    share = launched_share()
+    run = ShardRun(place, model, **{**options, "device": options["device"] or launched_device()})
+    check_cost(run.methods, run.model, force=force)
+    images = choose(find_pictures(paths, place, run.model), limit, options["seed"])
+    with progress_bar("explaining", len(parts_of(len(images), share)), shown=not quiet and share[0] == 0) as advance:
+        run.run(images, share, on_progress=advance)
+    return run
+
+
+def _report(run: FileRun | ShardRun, *, json: bool, quiet: bool) -> None:
     if json:
         print_json(
             {
@@ -157,7 +200,7 @@ def _report(run: FileRun, *, json: bool, quiet: bool) -> None:
         raise typer.Exit(1)
 
 
-def _counts(run: FileRun) -> str:
+def _counts(run: FileRun | ShardRun) -> str:
     parts = [f"{run.done} explained"]
     parts += [f"{run.skipped} finished before"] * bool(run.skipped)
     parts += [f"{len(run.failures)} failed"] * bool(run.failures)
