@@ -7,6 +7,8 @@ import io
 import re
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,24 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 SIZES = {"laptop": (1440, 900), "phone": (390, 844)}
 PATIENCE = 180  # seconds; a busy machine is slow, not wrong
 NUMBER = re.compile(r"-?[\d.]+(e[+-]\d+)?")
+
+
+@contextmanager
+def new_page(browser: Any, address: str, width: int = 1440, height: int = 900) -> Iterator[Any]:
+    """A fresh page on which no script may fail and nothing may be asked of another host."""
+    context = browser.new_context(viewport={"width": width, "height": height})
+    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address.rstrip("/"))
+    opened = context.new_page()
+    opened.set_default_timeout(1000 * PATIENCE)
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("console", lambda line: problems.append(line.text) if "Content Security" in line.text else None)
+    opened.on("request", lambda r: None if r.url.startswith((address, "data:", "blob:")) else problems.append(r.url))
+    opened.goto(address)
+    opened.wait_for_selector("#model option", state="attached")  # it knows what there is
+    yield opened
+    context.close()
+    assert problems == []
 
 
 def open_picture(page: Any, seed: int = 1, methods: int = 0) -> None:
@@ -35,7 +55,7 @@ def until(page: Any, expression: str, arg: Any = None) -> None:
 
 
 def wait_for_curves(page: Any, count: int) -> None:
-    until(page, f"document.querySelectorAll('#plot path').length >= {count}")
+    until(page, f"document.querySelectorAll('#plot path:not(.bound)').length >= {count}")
 
 
 def frames(page: Any, count: int = 3) -> None:

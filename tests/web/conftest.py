@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvicorn
 from asking import MODEL, asked, make_bench, make_client, png, upload
-from browsing import BROWSER, PATIENCE
+from browsing import BROWSER, new_page
 from starlette.testclient import TestClient
 
 from aha.learned.explainer import Explainer
@@ -127,16 +127,6 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, address: str) -> Iterator[Any]:
-    """A fresh page on which no script may fail and nothing may be asked of another host."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address.rstrip("/"))
-    opened = context.new_page()
-    opened.set_default_timeout(1000 * PATIENCE)
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("console", lambda line: problems.append(line.text) if "Content Security" in line.text else None)
-    opened.on("request", lambda r: None if r.url.startswith((address, "data:", "blob:")) else problems.append(r.url))
-    opened.goto(address)
-    yield opened
-    context.close()
-    assert problems == []
+    """A fresh page on a laptop."""
+    with new_page(browser, address) as opened:
+        yield opened

@@ -75,8 +75,8 @@ def test_contrast_of_two_and_of_several_classes(page: Any) -> None:
     page.locator("#tab-contrast").click()
     until(page, "document.querySelectorAll('#contrast-legend span').length === 2")
     page.locator("#winners").hover()
-    until(page, "document.querySelector('#contrast .facts').textContent.includes(', ')")
-    shares = page.text_content("#contrast .facts")
+    until(page, "document.querySelector('figure:has(#winners) .facts').textContent.includes(', ')")
+    shares = page.text_content("figure:has(#winners) .facts")
     assert sum(float(part.rsplit(" ", 1)[1]) for part in shares.split(", ")) == pytest.approx(1, abs=0.02)
     assert "rather than" in page.text_content("#contrast")
     page.mouse.move(2, 2)
@@ -110,7 +110,7 @@ def test_a_link_restores_the_view(page: Any) -> None:
     set_slider(page, "#scrub", 330)
     page.locator("#reference").select_option("blur")
     page.locator("#mode").select_option("mask")
-    page.locator(".tile canvas[tabindex]").first.press("+")
+    page.locator(".tile > canvas").first.press("+")
     page.locator("#share").click()
     until(page, "location.hash.startsWith('#s=')")
     assert page.evaluate("navigator.clipboard.readText()") == page.url
@@ -181,12 +181,12 @@ def test_everything_is_within_reach_of_the_keyboard(page: Any) -> None:
     page.keyboard.press("?")
     page.wait_for_selector("#dialog[open]")
     page.keyboard.press("Escape")
-    view = page.locator(".tile canvas[tabindex]").first
-    whole = canvas(page, ".tile canvas[tabindex]")
+    view = page.locator(".tile > canvas").first
+    whole = canvas(page, ".tile > canvas")
     view.press("+")
     view.press("ArrowRight")
     frames(page)
-    assert (canvas(page, ".tile canvas[tabindex]") != whole).any()
+    assert (canvas(page, ".tile > canvas") != whole).any()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_every_view_fits_and_can_be_read(browser: Any, address: str, scheme: str
     page.set_default_timeout(1000 * PATIENCE)
     page.goto(address)
     open_picture(page, methods=4)
-    for tab in ("compare", "refine", "contrast", "runs"):
+    for tab in ("compare", "refine", "contrast", "paint", "runs"):
         page.locator(f"#tab-{tab}").click()
         if tab == "runs":
             page.wait_for_selector("#run-images td")

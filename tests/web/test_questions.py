@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import zipfile
@@ -11,16 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from asking import MODEL, REFERENCES, asked, png, upload
+from asking import MODEL, REFERENCES, asked, make_bench, make_client, png, upload
 from PIL import Image
 from starlette.testclient import TestClient
 
 import aha
+from aha.bench import Plan, run
 from aha.metrics import Case, Sample
 from aha.metrics.ins_del import InsDel
 from aha.models import TargetModel
 from aha.perturb.perturbation import deletion_masks, rank_pixels
 from aha.perturb.references import Black, Blur
+from aha.web.runs import read_runs
 from aha.web.workbench import Workbench
 
 
@@ -165,12 +168,33 @@ def test_a_run_shows_its_table_and_its_outlier(client: TestClient) -> None:
     assert opened.json()["name"] == "example_100.png"
 
 
-def test_a_run_opens_no_file_outside_the_named_folders(client: TestClient) -> None:
+def test_a_run_opens_the_pictures_it_lists_and_nothing_else(client: TestClient) -> None:
     answer = client.post("/api/runs/0/images", json={"image": "/etc/hostname"})
     assert answer.status_code == 422
-    assert "--images" in answer.json()["error"]
+    assert "not a picture" in answer.json()["error"]
     unlisted = client.post("/api/runs/0/images", json={"image": "/etc/passwd"})
     assert "lists no image" in unlisted.json()["error"]
+
+
+def test_a_run_opens_from_any_folder(
+    loaded: TargetModel, gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names in a run are relative to where it was made, and its pictures need not be offered otherwise."""
+    place = tmp_path / "made here"
+    (place / "photos").mkdir(parents=True)
+    (place / "photos/a.png").write_bytes(png(5))
+    monkeypatch.chdir(place)
+    plan = Plan(model=MODEL, data=("photos",), methods=("center_map",), metrics=("ins_del(steps=2)",))
+    run(plan, place / "run", model=loaded)
+    monkeypatch.chdir("/")
+    bench = make_bench(loaded, tmp_path / "cache", gallery)
+    with make_client(bench, read_runs(place / "run")) as visitor:
+        opened = visitor.post("/api/runs/0/images", json={"image": "photos/a.png"})
+        assert opened.status_code == 201, opened.text
+        (place / "photos/a.png").unlink()
+        gone = visitor.post("/api/runs/0/images", json={"image": "photos/a.png"})
+        assert gone.status_code == 422 and "--images" in gone.json()["error"]
+    bench.jobs.close()
 
 
 def test_a_runs_report_is_sandboxed(client: TestClient) -> None:
@@ -178,3 +202,69 @@ def test_a_runs_report_is_sandboxed(client: TestClient) -> None:
     assert "<h1>report</h1>" in answer.text
     policy = answer.headers["content-security-policy"]
     assert "sandbox" in policy and "script-src" not in policy and "default-src 'none'" in policy
+
+
+def test_coarse_curves_become_fine_ones(client: TestClient, bench: Workbench, picture: str) -> None:
+    """They share their points, which are asked for once, and end where curves end that were fine from the start."""
+    question = {"picture": picture, "model": MODEL, "method": "edge_map", "target": 3}
+    record = asked(client, "/api/maps", **question)
+    coarse = asked(client, "/api/curves", map=record["key"], steps=5)["references"]
+    before = bench.model(MODEL).model.passes["forward"]
+    fine = asked(client, "/api/curves", map=record["key"], references=["blur"], steps=20)["references"]["blur"]
+    spent = bench.model(MODEL).model.passes["forward"] - before
+    assert spent <= 2 * 15  # of 2 * 21
+    assert len(fine["fractions"]) == 21 and fine["fractions"] == sorted(fine["fractions"])
+    for kind in ("deletion", "insertion"):
+        assert fine[kind][::4] == pytest.approx(coarse["blur"][kind], abs=1e-6)
+    sample = Sample(bench.model(MODEL).model, "", bench.sample(bench.model(MODEL), picture).inputs)
+    case = Case(sample, 3, torch.from_numpy(bench.store.array(record["key"], "values")), seed=0)
+    (direct,) = InsDel(steps=20, references=(Blur(),))(case)
+    assert fine["ins_del"] == pytest.approx(direct.value, abs=1e-4)
+
+
+def test_painted_pixels_are_gone_for_the_model(client: TestClient, bench: Workbench, picture: str) -> None:
+    model = bench.model(MODEL).model
+    keep = torch.ones(1, 64, 64)
+    keep[:, :20, 8:40] = 0
+    bits = np.packbits((keep[0] == 0).numpy().astype(np.uint8)).tobytes()
+    question = {"picture": picture, "model": MODEL, "rows": 64, "columns": 64, "reference": "black", "classes": [7]}
+    found = asked(client, "/api/paintings", bits=base64.b64encode(bits).decode(), **question)
+    inputs = bench.sample(bench.model(MODEL), picture).inputs[None]
+    wanted = model.scores(model.to_inputs(model.to_pixels(inputs) * keep), torch.tensor([7]))
+    assert found["classes"][0]["index"] == 7
+    assert found["classes"][0]["score"] == pytest.approx(float(wanted), abs=1e-5)
+    assert found["share"] == pytest.approx(20 * 32 / 64**2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [({"rows": 0}, "rows"), ({"rows": 300}, "256"), ({"bits": "%%"}, "base64"), ({"bits": "AAAA"}, "bytes")],
+)
+def test_a_bad_painting_gets_one_line(client: TestClient, picture: str, changed: dict[str, Any], word: str) -> None:
+    question = {
+        "picture": picture,
+        "model": MODEL,
+        "rows": 8,
+        "columns": 8,
+        "bits": "AAAAAAAAAAA=",
+        "reference": "black",
+    }
+    answer = client.post("/api/paintings", json={**question, **changed})
+    assert answer.status_code == 422 and word in answer.json()["error"]
+
+
+def test_what_would_have_to_change(client: TestClient, bench: Workbench, picture: str) -> None:
+    contrast = asked(client, "/api/contrasts", picture=picture, model=MODEL, method="grad_cam", classes=[3, 9])
+    key = client.post(
+        "/api/contrasts", json={"picture": picture, "model": MODEL, "method": "grad_cam", "classes": [3, 9]}
+    )
+    found = asked(client, "/api/changes", contrast=key.json()["key"], first=3, second=9, reference="black")
+    assert found["first"]["score"] == pytest.approx(contrast["classes"][0]["score"], abs=1e-5)
+    first, second = found["scores"]
+    ahead = [step for step, (one, other) in enumerate(zip(first, second, strict=True)) if other > one]
+    assert found["place"] == (ahead[0] if ahead else None)
+    blank = bench.model(MODEL).model
+    empty = blank.scores(blank.to_inputs(torch.zeros(1, 3, 64, 64)), torch.tensor([9]))
+    assert second[-1] == pytest.approx(float(empty), abs=1e-5)  # all of it gone
+    same = client.post("/api/changes", json={"contrast": key.json()["key"], "first": 3, "second": 3})
+    assert same.status_code == 422 and "different classes" in same.json()["error"]

@@ -15,6 +15,7 @@ from asking import MODEL, asked, finished, make_bench, make_client, png, upload
 from starlette.testclient import TestClient
 
 from aha.errors import AhaError
+from aha.methods import load_method
 from aha.models import TargetModel
 from aha.web import workbench
 from aha.web.jobs import CURRENT, Busy, Job, Jobs
@@ -214,6 +215,56 @@ def test_a_restart_keeps_what_was_finished(
         assert visitor.get(f"/api/jobs/{record['key']}").json()["status"] == "done"
         assert visitor.get(f"/api/sessions/{session}").json()["pictures"][0]["key"] == key
     second.jobs.close()
+
+
+def test_all_maps_come_before_curves_and_cheap_ones_first(
+    client: TestClient, bench: Workbench, picture: str, shown_map: dict[str, Any]
+) -> None:
+    gate = Gate()
+    bench.jobs.submit("gate", "work", MODEL, gate, owner="x")
+    gate.started.wait(5)
+    asking = {"picture": picture, "model": MODEL, "target": 31}
+    waiting = [client.post("/api/curves", json={"map": shown_map["key"], "steps": steps}).json() for steps in (20, 5)]
+    dear = ["rise(n=32)", "integrated_gradients(steps=8)", "grad_cam", "grad_can"]
+    answers = client.post("/api/maps/several", json={**asking, "methods": dear}).json()["answers"]
+    assert [one["method"] for one in answers] == dear and "grad_cam" in answers[3]["error"]
+    places = [client.get(f"/api/jobs/{one['key']}").json()["ahead"] for one in [*answers[:3], *waiting]]
+    assert places == [3, 2, 1, 5, 4]
+    gate.open.set()
+    for one in [*answers[:3], *waiting]:
+        finished(client, one)
+
+
+def test_what_a_method_costs_is_learned(client: TestClient, bench: Workbench, picture: str) -> None:
+    served, method = bench.model(MODEL), load_method("integrated_gradients(steps=4)")
+    assert bench.costs.of(served, method) == method.cost(served.model, (64, 64)).passes  # what it says of itself
+    before = served.model.passes.total()
+    asked(client, "/api/maps", picture=picture, model=MODEL, method=str(method), target=33)
+    assert bench.costs.of(served, method) == served.model.passes.total() - before
+
+
+def test_refinement_tells_each_step_as_it_comes(shown_bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, original = threading.Event(), workbench.refined_maps
+
+    def held(*args: Any, **options: Any) -> Iterator[Any]:
+        for step, found in enumerate(original(*args, **options)):
+            if step == 2:
+                gate.wait(60)
+            yield found
+
+    monkeypatch.setattr(workbench, "refined_maps", held)
+    key = shown_bench.pictures.add(png(8), "a.png")["key"]
+    state = shown_bench.ask_refinement("x", key, MODEL, 3, rounds=3)
+    job = shown_bench.jobs.get(state["key"])
+    assert job is not None
+    end = time.monotonic() + 120
+    while len(job.parts) < 2:
+        assert time.monotonic() < end and not job.is_over
+        time.sleep(0.02)
+    told = shown_bench.state(job)
+    assert [part["step"] for part in told["parts"]] == [0, 1] and told["progress"] == 0.5
+    gate.set()
+    assert shown_bench.jobs.wait(state["key"], 120).status == "done"  # type: ignore[union-attr]
 
 
 def test_many_visitors_at_once(client: TestClient, picture: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,7 @@ class BenchRun:
         """What the report says about how its numbers came about."""
         return {
             "plan": self.plan.as_dict(),
+            "folder": str(Path.cwd()),  # where relative paths of the plan start
             "model": self.model.spec,
             "digest": self.model.digest,
             "classes": list(self.model.class_names or ())[: self.model.num_classes],

@@ -41,6 +41,13 @@ class Curves:
         fractions, deletion, insertion = (torch.tensor(x) for x in (self.fractions, self.deletion, self.insertion))
         return float(area(fractions, insertion - deletion))
 
+    def joined(self, other: Curves) -> Curves:
+        """All points of both, in their order; no point may be on both."""
+        points = [*zip(self.fractions, self.deletion, self.insertion, strict=True)]
+        points += zip(other.fractions, other.deletion, other.insertion, strict=True)
+        fractions, deletion, insertion = zip(*sorted(points), strict=True)
+        return Curves(fractions, deletion, insertion)
+
     def score_without(self, share: float) -> float:
         """Score after deleting the top `share` of the pixels."""
         return self.deletion[min(range(len(self.fractions)), key=lambda i: abs(self.fractions[i] - share))]

@@ -44,6 +44,7 @@ class Job:
         owners: visitors who asked for it; it is cancelled when all of them have left.
         done: share that is finished, where it is known.
         images: how many images went through the model.
+        parts: what it has found so far, where that can be shown before the rest.
         error: one line, if it failed.
     """
 
@@ -55,6 +56,7 @@ class Job:
     status: Status = "waiting"
     done: float | None = None
     images: int = 0
+    parts: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
     asked: float = field(default_factory=time.monotonic)
     started: float | None = None
@@ -87,6 +89,7 @@ class Job:
             "status": self.status,
             "progress": None if self.done is None else round(self.done, 4),
             "images": self.images,
+            "parts": list(self.parts),
             "seconds": round((self.finished or time.monotonic()) - since, 2),
             "error": self.error,
         }
@@ -117,13 +120,13 @@ class Jobs:
         self._max_waiting, self._max_per_owner, self._max_seconds = max_waiting, max_per_owner, max_seconds
         self._report = report
         self._changed = threading.Condition()
-        self._queues: dict[str, list[tuple[int, int, Job]]] = {}
+        self._queues: dict[str, list[tuple[float, int, Job]]] = {}
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._numbers = itertools.count()
         self._workers: list[threading.Thread] = []
         self._is_closed = False
 
-    def submit(self, key: str, kind: str, lane: str, work: Work, *, owner: str, priority: int = 1) -> Job:
+    def submit(self, key: str, kind: str, lane: str, work: Work, *, owner: str, priority: float = 1) -> Job:
         """The job with this key: the one that is under way, or a new one at the end of its lane.
 
         Raises:

@@ -49,7 +49,7 @@ class Pictures:
     Args:
         store: where they are kept.
         examples: what is offered at once.
-        folders: what else may be read, when a run names a picture in them.
+        folders: where pictures of runs are looked for that are not where they were.
     """
 
     def __init__(self, store: Store, examples: Sequence[Example] = (), folders: Iterable[Path] = ()) -> None:
@@ -75,17 +75,19 @@ class Pictures:
         self._store.put("pictures", key, record, {"bin": content})
         return record
 
-    def add_file(self, path: Path) -> dict[str, Any]:
-        """Takes a file of a named folder as a picture; a relative path is looked for in each of them.
+    def add_listed(self, path: Path) -> dict[str, Any]:
+        """Takes a file that a run lists as a picture: who names the run offers its pictures, wherever they lie.
+
+        One that is not where it was is looked for in the named folders, by its path and by its name.
 
         Raises:
-            ImageError: It lies elsewhere, is too large, or is no picture.
+            ImageError: It is not found, too large, or no picture.
         """
-        here = [folder / path for folder in self._folders if (folder / path).is_file()]
-        real = (here[0] if here else path).resolve()
-        if not any(folder in real.parents for folder in self._folders):
-            raise ImageError(f"{path} lies outside the folders that may be read; start with --images FOLDER to open it")
-        return self.add(_content(real), path.name)
+        tries = [path, *(folder / name for folder in self._folders for name in (path, path.name))]
+        found = next((one for one in tries if one.is_file()), None)
+        if found is None:
+            raise ImageError(f"{path} is no longer there; start with --images FOLDER to say where its pictures are")
+        return self.add(_content(found), path.name)
 
     def open_example(self, number: int) -> dict[str, Any]:
         """Takes an example as a picture."""

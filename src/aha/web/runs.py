@@ -27,12 +27,21 @@ _WHISKERS = 1.5  # quartile ranges beyond the quartiles, as in a box plot
 
 @dataclass(frozen=True)
 class Run:
-    """Scores of one model and kind of target, from a folder that `aha evaluate` or `aha bench` wrote."""
+    """Scores of one model and kind of target, from a folder that `aha evaluate` or `aha bench` wrote.
+
+    Attributes:
+        folder: where it lies.
+        name: what people call it.
+        model: text of the model.
+        rows: the scores.
+        roots: folders in which relative names of images start.
+    """
 
     folder: Path
     name: str
     model: str
     rows: Sequence[Row]
+    roots: Sequence[Path] = ()
 
     @property
     def report(self) -> Path | None:
@@ -105,14 +114,15 @@ class Run:
         ]
 
     def picture(self, image: str) -> Path:
-        """The file of an image that the run lists.
+        """The file of an image that the run lists, if it is still where it was; else its name alone.
 
         Raises:
             OutputError: It lists no such image.
         """
         if not any(row.image == image for row in self.rows):
             raise OutputError(f"{self.name} lists no image {image[:80]!r}")
-        return Path(image)
+        places = [root / image for root in self.roots]  # an absolute name stays what it is
+        return next((place for place in places if place.is_file()), Path(image))
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -122,12 +132,14 @@ def read_runs(folder: Path) -> list[Run]:
         OutputError: It holds no scores that can be read.
     """
     if (folder / ROWS).is_dir():
-        groups = read_run(folder).groups
+        found = read_run(folder)
+        groups, roots = found.groups, _roots(found.plans)
         if not groups:
             raise OutputError(f"{folder} holds no scores yet")
         name = folder.resolve().name
         titles = [name] if len(groups) == 1 else [f"{name}: {group.model}, {group.target_kind}" for group in groups]
-        return [Run(folder, title, group.model, group.scores.rows) for title, group in zip(titles, groups, strict=True)]
+        named = zip(titles, groups, strict=True)
+        return [Run(folder, title, group.model, group.scores.rows, roots) for title, group in named]
     return [_evaluation(folder)]
 
 
@@ -138,13 +150,25 @@ def _evaluation(folder: Path) -> Run:
             rows = [_row(line) for line in csv.DictReader(file)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OutputError(f"{folder} holds no scores that can be read ({type(error).__name__}: {error})") from None
-    model = ""
+    record: dict[str, Any] = {}
     if (folder / OLD_RECORD).is_file():
         try:
-            model = str(json.loads((folder / OLD_RECORD).read_bytes()).get("model", ""))
-        except (OSError, ValueError, AttributeError):
+            record = dict(json.loads((folder / OLD_RECORD).read_bytes()))
+        except (OSError, ValueError, TypeError):
             raise OutputError(f"{folder / OLD_RECORD} cannot be read") from None
-    return Run(folder, folder.resolve().name, model, rows)
+    return Run(folder, folder.resolve().name, str(record.get("model", "")), rows, [Path.cwd()])
+
+
+def _roots(plans: Sequence[Mapping[str, Any]]) -> list[Path]:
+    """Where names of images start: in the data of the plans, or where these were carried out."""
+    found: dict[Path, None] = {}
+    for plan in plans:
+        folder, data = Path(str(plan.get("folder", "."))), plan["plan"]["data"]
+        for text in [data] if isinstance(data, str) else data:
+            place = text.partition(":")[2] or text
+            found[folder / (place.rpartition("@")[0] or place)] = None
+        found[folder] = None
+    return list(found)
 
 
 def _row(line: dict[str, str]) -> Row:

@@ -33,6 +33,7 @@ from aha.web.workbench import Workbench
 PORT = 8642
 _TOKEN_BYTES = 24
 _BACKLOG = 256
+_FIRST = "coffee.png"
 
 
 @dataclass(frozen=True)
@@ -154,9 +155,9 @@ def _belongs(explainer: Explainer, model: TargetModel) -> bool:
 
 
 def _demo_examples() -> list[Example]:
-    """The demo's photographs, where they are installed."""
+    """The demo's photographs, where they are installed; first the one of which the demo's model is surest."""
     try:
-        paths = photographs()
+        paths = sorted(photographs(), key=lambda path: path.name != _FIRST)
     except MissingExtra:
         return []
     return [Example(path, PHOTOGRAPHS[path.name]) for path in paths if path.is_file()]

@@ -20,7 +20,7 @@ from aha.web.policy import REFERENCES
 from aha.web.requests import Refused, answer, binary
 from aha.web.runs import Run
 from aha.web.served import Served
-from aha.web.workbench import MOST_CLASSES, ROUNDS, STEPS, Workbench
+from aha.web.workbench import COARSE_STEPS, MOST_CLASSES, ROUNDS, STEPS, Workbench
 
 COLOUR_MAPS = ("inferno", "viridis", "cividis", "magma", "turbo", "RdBu_r", "PuOr_r", "coolwarm")
 """Those that the page offers, sequential ones first."""
@@ -34,7 +34,8 @@ _KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg"
 def page_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
     """The page, its scripts and styles, its colours."""
     # Read once: a request picks a name from this list and never makes a path.
-    static = {entry.name: entry.read_bytes() for entry in (files("aha.web") / "static").iterdir() if entry.is_file()}
+    folders = [files(package) / "static" for package in ("aha.results.viewer", "aha.web")]
+    static = {entry.name: entry.read_bytes() for folder in folders for entry in folder.iterdir() if entry.is_file()}
 
     async def page(_request: Request) -> Response:
         return binary(static["index.html"], "text/html")
@@ -71,7 +72,7 @@ def _about(bench: Workbench, runs: Sequence[Run]) -> dict[str, Any]:
         "colour_maps": COLOUR_MAPS,
         "examples": [example.title for example in bench.pictures.examples],
         "runs": [{"name": run.name, "model": run.model} for run in runs],
-        "steps": STEPS,
+        "curve_steps": {"coarse": COARSE_STEPS, "fine": STEPS},
         "rounds": ROUNDS,
         "most_classes": MOST_CLASSES,
         "max_upload": limits.MAX_UPLOAD,

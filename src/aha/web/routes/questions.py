@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -10,19 +11,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from aha.core.registry import nearest_names
+from aha.web.changing import ask_change
+from aha.web.painting import ask_painted
 from aha.web.requests import Fields, answer, owner_of
 from aha.web.served import Served
 from aha.web.workbench import ROUNDS, STEPS, Workbench
 
 _MOST_FOUND = 24
+_SECONDS_TO_ANSWER = 0.25  # that a quick question is waited for, rather than asked about again
 
 
 def question_routes(bench: Workbench) -> list[Route]:
-    """Classes, maps, curves, refinements and contrasts."""
+    """Classes, maps, curves, refinements, contrasts, and what changes when pixels go."""
 
     def find_classes(request: Request) -> Response:
         served = bench.model(request.query_params.get("model", ""))
-        return answer({"classes": _matching(served, request.query_params.get("search", "")[:100])})
+        search = request.query_params.get("search", "")[:100]
+        return answer({"classes": _matching(served, search), "near": _near(served, search)})
 
     return [
         Route("/api/classes", find_classes, methods=["GET"]),
@@ -31,6 +37,32 @@ def question_routes(bench: Workbench) -> list[Route]:
             "/api/maps",
             bench.ask_map,
             lambda fields: (*_subject(fields), fields.take("method", str), fields.take("target", int)),
+        ),
+        _question(
+            "/api/maps/several",
+            bench.ask_maps,
+            lambda fields: (*_subject(fields), fields.take_list("methods", str), fields.take("target", int)),
+        ),
+        _question(
+            "/api/paintings",
+            partial(_answered_soon, bench, partial(ask_painted, bench)),
+            lambda fields: (
+                *_subject(fields),
+                (fields.take("rows", int), fields.take("columns", int)),
+                fields.take("bits", str),
+                fields.take("reference", str),
+                fields.take_list("classes", int, []),
+            ),
+        ),
+        _question(
+            "/api/changes",
+            partial(ask_change, bench),
+            lambda fields: (
+                fields.take("contrast", str),
+                fields.take("first", int),
+                fields.take("second", int),
+                fields.take("reference", str, "blur"),
+            ),
         ),
         _question(
             "/api/curves",
@@ -63,6 +95,15 @@ def _subject(fields: Fields) -> tuple[str, str]:
     return fields.take("picture", str), fields.take("model", str)
 
 
+def _answered_soon(bench: Workbench, ask: Callable[..., dict[str, Any]], *values: Any) -> dict[str, Any]:
+    """The answer itself if it comes within a moment: what follows a brush must not wait for a second request."""
+    state = ask(*values)
+    if state["status"] == "done":
+        return state
+    job = bench.jobs.wait(state["key"], _SECONDS_TO_ANSWER)
+    return state if job is None else bench.state(job)
+
+
 def _question(path: str, ask: Callable[..., dict[str, Any]], taken: Callable[[Fields], tuple[Any, ...]]) -> Route:
     """Reads the fields in the order in which `ask` wants them, after the name of the visitor."""
 
@@ -74,6 +115,12 @@ def _question(path: str, ask: Callable[..., dict[str, Any]], taken: Callable[[Fi
         return answer(state, 200 if state["status"] == "done" else 202)
 
     return Route(path, asked, methods=["POST"])
+
+
+def _near(served: Served, search: str) -> list[str]:
+    """Names that were perhaps meant, where nothing fits."""
+    names = [served.model.class_name(index) for index in range(served.model.num_classes)]
+    return [] if _matching(served, search) else nearest_names(search, names)
 
 
 def _matching(served: Served, search: str) -> list[dict[str, Any]]:

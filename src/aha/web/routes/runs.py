@@ -54,7 +54,7 @@ def run_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
         run, fields = chosen(request), await Fields.of(request)
         image = fields.take("image", str)
         fields.end()
-        return answer(await run_in_threadpool(lambda: bench.pictures.add_file(run.picture(image))), 201)
+        return answer(await run_in_threadpool(lambda: bench.pictures.add_listed(run.picture(image))), 201)
 
     return [
         Route("/api/runs/{number}", overview, methods=["GET"]),

@@ -52,8 +52,11 @@ const cancel = (key) => call(`/api/jobs/${key}`, { method: "DELETE", keepalive: 
 addEventListener("pagehide", () => underWay.forEach(cancel)); // nobody is left who would look at them
 
 /** The result of a question with its key. `onState` hears of progress; aborting the signal cancels the job. */
-export async function ask(path, question, { onState = () => {}, signal } = {}) {
-  let state = await post(path, question);
+export const ask = async (path, question, options) => follow(await post(path, question), options);
+
+/** The result of a question that was asked already, from the state that the server answered with. */
+export async function follow(asked, { onState = () => {}, signal } = {}) {
+  let state = asked;
   const { key } = state;
   underWay.add(key);
   try {

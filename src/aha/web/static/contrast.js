@@ -2,9 +2,10 @@
 
 import { ask, bytes, Stopped } from "./api.js";
 import { $, make, progressRow, short, show } from "./dom.js";
-import { onCursor, View } from "./lens.js";
+import { Change } from "./change.js";
+import { pixelAt, View } from "./lens.js";
 import { floats, paintMap, paintWinners } from "./pixels.js";
-import { colourTable, modelView } from "./scene.js";
+import { colourTable, lens, modelView } from "./scene.js";
 import { remember, state } from "./state.js";
 
 let parts, controller, found = null, generation = 0, labelOf = String;
@@ -12,7 +13,7 @@ let parts, controller, found = null, generation = 0, labelOf = String;
 function tile(id, title) {
   const canvas = make("canvas", { id, width: 480, height: 480, tabIndex: 0, "aria-label": title });
   const caption = make("div", { class: "title" }, title), value = make("div", { class: "facts" });
-  return { view: new View(canvas), caption, value, element: make("figure", { class: "tile" }, canvas, make("figcaption", {}, caption, value)) };
+  return { view: new View(canvas, lens), caption, value, element: make("figure", { class: "tile" }, canvas, make("figcaption", {}, caption, value)) };
 }
 
 function build() {
@@ -22,41 +23,48 @@ function build() {
   parts = {
     method, status: make("div", { id: "contrast-status" }), legend: make("div", { class: "legend", id: "contrast-legend" }),
     classes: make("p", { class: "reading", id: "contrast-classes" }),
-    first: make("select", { id: "first", on: { change: () => paint() } }), second: make("select", { id: "second", on: { change: () => paint() } }),
+    first: make("select", { id: "first", on: { change: () => { paint(); askChange(); } } }), second: make("select", { id: "second", on: { change: () => { paint(); askChange(); } } }),
+    change: new Change(),
     winners: tile("winners", "Who wins where"), rather: tile("rather", ""), instead: tile("instead", ""),
   };
   $("contrast").classList.add("panel");
   $("contrast").replaceChildren(
-    make("p", { class: "note" }, "Classes compete for every place of the picture (VAR). Tick two or more classes to compare; by default the two best."),
+    make("p", { class: "note" }, "Classes compete for every place of the picture (VAR). “Why not?” beside a class sets it against the one that the model says; tick more to compare several."),
     make("div", { class: "row wrap" }, make("label", {}, "Method ", method), make("label", {}, "Why ", parts.first), make("label", {}, "rather than ", parts.second)),
     parts.classes, parts.status, parts.legend,
-    make("div", { class: "tiles" }, parts.winners.element, parts.rather.element, parts.instead.element));
-  onCursor((cursor) => cursor && found && tell(cursor.y * found.width + cursor.x));
+    make("div", { class: "tiles" }, parts.rather.element, parts.instead.element, parts.winners.element), parts.change.element);
+  lens.onCursor((cursor) => cursor && found && tell(pixelAt(cursor, found.width, found.height)));
 }
 
 export function open(naming) {
   labelOf = naming;
   if (!parts) build();
-  if (state.picture) compute();
+  if (state.picture && state.target !== null) compute();
 }
 
 export function reset() {
   generation++;
   controller?.abort();
   found = null;
+  if (!parts) return;
+  parts.change.reset();
+  for (const place of [parts.winners, parts.rather, parts.instead]) { place.view.clear(); place.value.textContent = ""; place.values = null; }
+  for (const place of [parts.classes, parts.status, parts.legend, parts.first, parts.second, parts.rather.caption, parts.instead.caption]) place.replaceChildren();
 }
 
 function compared(best) {
+  // What the model says comes first, unless it is not among those to compare.
   const chosen = state.rivals.length >= 2 ? state.rivals : [...new Set([state.target, ...state.rivals, ...best])].slice(0, 2);
-  return chosen.includes(state.target) ? [state.target, ...chosen.filter((c) => c !== state.target)] : chosen;
+  const head = [best[0], state.target].find((index) => chosen.includes(index)) ?? chosen[0];
+  return [head, ...chosen.filter((index) => index !== head)];
 }
 
 let best = [];
 export const setBest = (classes) => { best = classes; };
 
 async function compute() {
-  const turn = ++generation;
-  controller?.abort();
+  reset();
+  const turn = generation;
   controller = new AbortController();
   const classes = compared(best);
   if (classes.length < 2) return;
@@ -73,9 +81,16 @@ async function compute() {
       place.replaceChildren(...found.classes.map((one, i) => make("option", { value: i, selected: i === chosen }, one.label)));
     }
     await paint();
+    askChange();
   } catch (error) {
     if (turn === generation && !(error instanceof Stopped)) parts.status.replaceChildren(make("span", { class: "failed" }, error.message));
   }
+}
+
+function askChange() {
+  const [first, second] = [parts.first, parts.second].map((choice) => found?.classes[Number(choice.value)]?.index);
+  if (found && first !== second) parts.change.ask(found.key, first, second);
+  else parts.change.reset();
 }
 
 async function paint() {

@@ -1,12 +1,15 @@
 // The page: pictures in, classes out, and everything else hangs on the two.
 
 import { ask, get, post, Stopped, text, upload } from "./api.js";
+import * as beside from "./beside.js";
+import { BEST } from "./bounds.js";
 import * as compare from "./compare.js";
 import * as contrast from "./contrast.js";
 import { $, make, say, show } from "./dom.js";
-import { currentLens, setLens } from "./lens.js";
+import * as paint from "./paint.js";
 import * as refine from "./refine.js";
 import * as runs from "./runs.js";
+import { lens, steps } from "./scene.js";
 import { remember, restore, setLink, state, TABS } from "./state.js";
 
 const MOST_AT_ONCE = 50;
@@ -76,7 +79,7 @@ async function openPicture(record, { target = null, method = null, model: wanted
   if (method && !state.methods.includes(method)) state.methods = [method, ...state.methods].slice(0, 8);
   if (method) state.by = state.methods.indexOf(method);
   if (state.tab === "runs") state.tab = "compare";
-  setLens({ zoom: 1, x: 0.5, y: 0.5 });
+  lens.whole();
   keep(record);
   await showPicture();
 }
@@ -89,8 +92,7 @@ async function showPicture() {
   if (matchMedia("(max-width: 900px)").matches) $("examples-box").open = false;
   $("welcome").hidden = true;
   drawStrip();
-  refine.reset();
-  contrast.reset();
+  clear();
   selectTab(state.tab);
   $("frame").hidden = $("frame-note").hidden = true;
   showFrame(turn).catch((error) => turn === generation && say(error.message));
@@ -101,12 +103,27 @@ async function showPicture() {
     for (const one of classes) named.set(one.index, one.label);
     state.target ??= classes[0].index;
     if (!named.has(state.target)) await learnName(state.target);
+    if (turn !== generation) return;
+    if (!named.has(state.target)) {
+      say(`${state.model} has no class ${state.target}; its best one is explained`);
+      state.target = classes[0].index;
+    }
     contrast.setBest(classes.map((one) => one.index));
     drawClasses();
     classChanged();
   } catch (error) {
     if (turn === generation && !(error instanceof Stopped)) say(error.message);
   }
+}
+
+/** Nothing of another picture or model stays in sight while the new one is asked about. */
+function clear() {
+  classes = [];
+  $("classes-box").hidden = false;
+  $("classes").replaceChildren(make("li", { class: "hint" }, "The model is looking …"));
+  beside.clear();
+  compare.clear();
+  for (const view of [refine, contrast, paint]) view.reset();
 }
 
 /** Draws a frame around the part of the whole picture that the model sees, unless that is all of it. */
@@ -144,8 +161,19 @@ function drawClasses() {
       drawClasses();
       if (state.tab === "contrast") openTab();
     } } });
-    return make("li", {}, pick, make("label", { class: "rival", title: "compare in the contrast view" }, box));
+    const rival = make("label", { class: "rival", title: "compare in the contrast view" }, box);
+    const isPredicted = one.index === classes[0].index;
+    const ask = isPredicted ? [] : [make("button", { type: "button", class: "why", title: `Why ${classes[0].label}, and not ${one.label}?`, on: { click: () => whyNot(one.index) } }, "Why not?")];
+    return make("li", {}, pick, ...ask, rival);
   }));
+}
+
+/** What the model says against what was expected, side by side. */
+function whyNot(index) {
+  state.rivals = [classes[0].index, index];
+  drawClasses();
+  selectTab("contrast");
+  openTab();
 }
 
 function pickClass(index) {
@@ -154,25 +182,33 @@ function pickClass(index) {
   classChanged();
 }
 
-function classChanged() {
+async function classChanged() {
   remember();
-  refine.reset();
+  for (const view of [refine, paint]) view.reset();
   openTab();
-  compare.reload(labelOf(state.target)).catch((error) => say(error.message));
+  const turn = generation;
+  try {
+    const label = labelOf(state.target), places = [{ model: state.model, target: state.target, label }];
+    if (state.other) places.push(await beside.placeOf(label));
+    if (turn === generation && places[0].target === state.target) await compare.reload(places);
+  } catch (error) { if (!(error instanceof Stopped)) say(error.message); }
 }
 
-async function searchClass() {
+/** Looks for a class; `isFinal` once the text is all there is: then it is one, or it is said that it is none. */
+async function searchClass(isFinal) {
   const search = $("class-search").value.trim();
-  if (!search) return;
+  if (!search || !state.picture) return;
   try {
-    const { classes: hits } = await get(`/api/classes?${new URLSearchParams({ model: state.model, search })}`);
+    const { classes: hits, near } = await get(`/api/classes?${new URLSearchParams({ model: state.model, search })}`);
     $("class-hints").replaceChildren(...hits.map((one) => make("option", { value: one.label })));
     const exact = hits.find((one) => one.label.toLowerCase() === search.toLowerCase()) ?? (hits.length === 1 && /^\d+$/.test(search) ? hits[0] : null);
     if (exact) {
       named.set(exact.index, exact.label);
       $("class-search").value = "";
+      say("");
       pickClass(exact.index);
-    }
+    } else if (isFinal && hits.length) say(`“${search}” can mean ${hits.slice(0, 5).map((one) => one.label).join(", ")}${hits.length > 5 ? " and others" : ""}; choose one`);
+    else if (isFinal) say(`${state.model} has no class “${search}”${near.length ? `; did you mean ${near.join(", ")}?` : ""}`);
   } catch (error) { say(error.message); }
 }
 
@@ -180,6 +216,7 @@ async function searchClass() {
 
 function selectTab(name) {
   state.tab = name;
+  document.body.dataset.tab = name;
   for (const tab of TABS) {
     $(`tab-${tab}`).setAttribute("aria-selected", String(tab === name));
     $(`tab-${tab}`).tabIndex = tab === name ? 0 : -1;
@@ -193,6 +230,7 @@ function openTab() {
   if (!about) return; // not yet; the beginning opens it
   if (state.tab === "refine") refine.open(about, model);
   if (state.tab === "contrast" && state.target !== null) contrast.open(labelOf);
+  if (state.tab === "paint" && state.target !== null) paint.open(about, labelOf);
   if (state.tab === "runs") runs.open();
 }
 
@@ -203,10 +241,15 @@ function chooseModel(name) {
   $("model").value = model.name;
   $("method-hints").replaceChildren(...model.methods.map((one) => make("option", { value: one.text }, one.summary)));
   if (!state.methods.length) state.methods = [...model.suggested];
+  $("best").hidden = !model.methods.some((one) => one.text === BEST.method);
+  const others = about.models.filter((one) => one !== model);
+  if (!others.some((one) => one.name === state.other)) state.other = "";
+  $("other-label").hidden = !others.length;
+  $("other").replaceChildren(make("option", { value: "" }, "no other"), ...others.map((one) => make("option", { value: one.name, selected: one.name === state.other }, one.name)));
 }
 
 async function share() {
-  Object.assign(state, currentLens());
+  Object.assign(state, lens.current());
   try {
     const { key } = await post("/api/sessions", { pictures: pictures.map((one) => one.key), view: state });
     const link = `${location.origin}/#s=${key}`;
@@ -221,6 +264,27 @@ function openDialog(title, content) {
   $("dialog").showModal();
 }
 
+/** A download waits for maps that are still under way, and says which. */
+async function download(event) {
+  const link = $("download"), late = compare.missing();
+  if (!state.picture) {
+    event.preventDefault();
+    say("open a picture first: a download holds its maps", { calm: true });
+  } else if (late.length) {
+    event.preventDefault();
+    say(`The download starts when ${late.join(", ")} ${late.length > 1 ? "are" : "is"} there.`, { calm: true });
+    const turn = generation;
+    await compare.settled();
+    if (turn !== generation) return;
+    const lost = compare.missing();
+    if (lost.length) say(`${lost.join(", ")}: no map, so ${link.href ? "the download is without" : "there is nothing to download"}`);
+    if (link.href) location.href = link.href;
+  } else if (!link.href) {
+    event.preventDefault();
+    say("there are no maps yet; add a method", { calm: true });
+  }
+}
+
 async function showCode() {
   const keys = compare.mapKeys();
   if (!keys.length) return say("there are no maps yet", { calm: true });
@@ -230,12 +294,21 @@ async function showCode() {
   return undefined;
 }
 
-const KEYS = `1 to 9      explain the first, second, ... class
-[ and ]     fewer, more pixels in the scrubber
-d           delete or insert
-arrows      move, in a picture that has the focus
-+ - 0       zoom in, out, all of it
-wheel, drag zoom and move; all pictures follow`;
+const KEYS = `1 to 9        explain the first, second, ... class
+c r v p u     compare, refine, contrast, paint, runs
+[ and ]       fewer, more pixels in the scrubber
+d             delete or insert
+?             this help
+
+In a picture that was clicked, or reached with Tab:
+wheel, + and -  zoom in and out
+arrows, drag    move; all pictures follow
+0, double click all of it
+
+Anywhere else the wheel scrolls the page; with Ctrl, Shift or Cmd
+held it zooms the picture under the pointer. On a touch screen two
+fingers zoom, and one moves what is zoomed.`;
+const TAB_KEYS = { c: "compare", r: "refine", v: "contrast", p: "paint", u: "runs" };
 
 function onKey(event) {
   if (event.target.closest("input, select, textarea, dialog") || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -243,6 +316,7 @@ function onKey(event) {
   else if (event.key === "[") compare.nudge(-0.01);
   else if (event.key === "]") compare.nudge(0.01);
   else if (event.key === "d") compare.flip();
+  else if (event.key in TAB_KEYS) { selectTab(TAB_KEYS[event.key]); openTab(); }
   else if (event.key === "?") openDialog("Keys", KEYS);
 }
 
@@ -257,12 +331,21 @@ function wire() {
   });
   document.addEventListener("paste", (event) => { if (event.clipboardData.files.length) take(event.clipboardData.files); });
   document.addEventListener("keydown", onKey);
-  $("class-search").addEventListener("input", searchClass);
+  $("class-search").addEventListener("input", () => searchClass(false));
+  $("class-search").addEventListener("change", () => searchClass(true));
   $("model").addEventListener("change", () => {
     chooseModel($("model").value);
     [state.target, state.rivals] = [null, []];
+    say("");
     if (state.picture) showPicture();
   });
+  $("other").addEventListener("change", () => {
+    state.other = $("other").value;
+    beside.clear();
+    if (state.picture && state.target !== null) classChanged();
+  });
+  $("download").addEventListener("click", download);
+  $("download").addEventListener("keydown", (event) => { if (event.key === "Enter" && !$("download").href) $("download").click(); });
   for (const tab of TABS) {
     $(`tab-${tab}`).addEventListener("click", () => { selectTab(tab); openTab(); });
     $(`tab-${tab}`).addEventListener("keydown", (event) => {
@@ -306,6 +389,7 @@ async function begin() {
   $("examples-box").hidden = !about.examples.length;
   $("examples").replaceChildren(...about.examples.map((title, i) => exampleButton(i)));
   $("gallery").replaceChildren(...about.examples.slice(0, MOST_IN_GALLERY).map((title, i) => exampleButton(i, make("span", {}, title))));
+  Object.assign(steps, about.curve_steps);
   compare.start(about);
   runs.start(about, openPicture);
   selectTab(state.tab);
@@ -313,7 +397,7 @@ async function begin() {
     try {
       const record = await get(`/api/pictures/${state.picture}`);
       if (!pictures.some((one) => one.key === record.key)) pictures.push(record);
-      setLens({ zoom: state.zoom, x: state.x, y: state.y });
+      lens.set({ zoom: state.zoom, x: state.x, y: state.y });
       await showPicture();
     } catch (error) {
       state.picture = "";

@@ -1,24 +1,26 @@
-// AHA's refinement: the map after 0 to 5 gradient steps, and what each step is worth.
+// AHA's refinement: the map after 0 to 5 gradient steps, each shown as it comes, and what each step is worth.
 
 import { ask, get, Stopped } from "./api.js";
 import { $, make, progressRow, show } from "./dom.js";
 import { View } from "./lens.js";
+import { colourMapOf } from "./face.js";
 import { isSigned, paintMap } from "./pixels.js";
 import { Plot } from "./plot.js";
-import { colourTable, modelView, withNumbers } from "./scene.js";
+import { colourTable, lens, modelView, withNumbers } from "./scene.js";
 import { remember, state } from "./state.js";
 
-let parts, controller, steps = [], generation = 0;
+let parts, controller, steps = [], generation = 0, hasChosen = false;
 
 function build(about) {
   const canvas = make("canvas", { id: "refine-view", width: 480, height: 480, tabIndex: 0, "aria-label": "Refined map" });
   const slider = make("input", { type: "range", id: "step", min: 0, max: about.rounds, step: 1, value: state.step, on: { input: () => {
     state.step = Number(slider.value);
+    hasChosen = true; // steps that come later do not take it away
     remember();
     showStep();
   } } });
   parts = {
-    canvas, slider, view: new View(canvas), reading: make("p", { class: "reading", id: "refine-reading" }),
+    canvas, slider, view: new View(canvas, lens), reading: make("p", { class: "reading", id: "refine-reading" }),
     status: make("div", { id: "refine-status" }), body: make("tbody"), place: make("div", { class: "plot" }),
     legend: make("div", { class: "legend" }),
     start: make("button", { type: "button", class: "primary", id: "refine-start", on: { click: compute } }, "Refine"),
@@ -47,38 +49,52 @@ export function reset() {
   generation++;
   controller?.abort();
   steps = [];
-  if (parts) { parts.result.hidden = true; parts.status.replaceChildren(); }
+  if (parts) { parts.result.hidden = true; parts.status.replaceChildren(); parts.view.clear(); }
 }
 
 async function compute() {
   const turn = ++generation;
   controller?.abort();
   controller = new AbortController();
+  [steps, hasChosen] = [[], false];
   const { signal } = controller;
-  const onState = (job) => parts.status.replaceChildren(progressRow(job, () => { controller.abort(); parts.status.textContent = "Cancelled."; }));
+  const cancel = () => { controller.abort(); parts.status.textContent = "Cancelled."; };
+  const onState = (job) => {
+    parts.status.replaceChildren(progressRow(job, cancel));
+    take(job.parts ?? [], turn);
+  };
   try {
     const found = await ask("/api/refinements", { picture: state.picture, model: state.model, target: state.target }, { onState, signal });
-    const loaded = await Promise.all(found.steps.map(async (step) => ({
-      ...step,
-      map: await withNumbers(await get(`/api/results/${step.map}`)),
-      curves: await get(`/api/results/${step.curves}`),
-    })));
-    if (turn !== generation) return;
-    steps = loaded;
-    parts.status.replaceChildren();
-    parts.result.hidden = false;
-    showStep();
+    await take(found.steps, turn);
+    if (turn === generation) parts.status.replaceChildren();
   } catch (error) {
-    if (!(error instanceof Stopped)) parts.status.replaceChildren(make("span", { class: "failed" }, error.message));
+    if (turn === generation && !(error instanceof Stopped)) parts.status.replaceChildren(make("span", { class: "failed" }, error.message));
   }
 }
 
+let taking = Promise.resolve();
+/** Fetches the steps that are new, in their order, and shows the last of them. */
+function take(found, turn) {
+  taking = taking.then(async () => {
+    for (const step of found.slice(steps.length)) {
+      const [map, curves] = await Promise.all([get(`/api/results/${step.map}`).then(withNumbers), get(`/api/results/${step.curves}`)]);
+      if (turn !== generation) return;
+      steps.push({ ...step, map, curves });
+      if (!hasChosen) state.step = steps.length - 1;
+      parts.result.hidden = false;
+      await showStep();
+    }
+  }).catch((error) => { if (turn === generation) parts.status.textContent = error.message; });
+  return taking;
+}
+
 async function showStep() {
-  const chosen = Math.min(state.step, steps.length - 1), step = steps[chosen];
+  const chosen = Math.min(state.step, steps.length - 1), step = steps[chosen], turn = generation;
   if (!step) return;
-  parts.slider.max = steps.length - 1;
+  [parts.slider.max, parts.slider.value] = [steps.length - 1, chosen];
   const picture = await modelView(state.picture, state.model), signed = isSigned(step.map, state.signed);
-  const table = await colourTable(state.cmap || (signed ? "RdBu_r" : "inferno"));
+  const table = await colourTable(colourMapOf(state, signed));
+  if (turn !== generation) return;
   parts.view.show(paintMap(picture, step.map, { ...state, mode: "overlay", signed, table }));
   const score = (one) => one.curves.references.average.ins_del;
   parts.reading.textContent = `T = ${step.step}: Ins-Del ${show(score(step), 3)}` + (chosen ? `, ${show(score(step) - score(steps[0]), 3)} over T = 0` : "");

@@ -1,7 +1,11 @@
 // The picture as the model sees it, what stands in for removed pixels, and maps: fetched once, shared by all views.
 
-import { ask, bytes } from "./api.js";
+import { Lens } from "./lens.js";
+import { ask, bytes, follow, post } from "./api.js";
+import { say } from "./dom.js";
 import { decode, floats } from "./pixels.js";
+
+export const lens = new Lens(); // all pictures of the page look through it
 
 const query = (values) => new URLSearchParams(values).toString();
 const decoded = new Map();
@@ -18,16 +22,30 @@ function image(path) {
 export const modelView = (picture, model) => image(`/api/pictures/${picture}/input?${query({ model })}`);
 export const referenceView = (picture, model, reference) => image(`/api/pictures/${picture}/reference?${query({ model, reference })}`);
 
+/** A picture in the eyes of a model, with what stands in for its pixels. */
+export async function sceneOf(picture, model) {
+  const own = { picture: await modelView(picture, model), references: {} };
+  own.reference = (name) => {
+    own.references[name] ??= referenceView(picture, model, name).then((view) => { own.references[name] = view; return view; },
+      (error) => { delete own.references[name]; say(error.message); });
+    return own.references[name];
+  };
+  return own;
+}
+
 /** A finished map with its numbers and the order of its pixels. */
 export async function withNumbers(record) {
   const [values, ranks] = await Promise.all(["values", "ranks"].map((name) => bytes(`/api/results/${record.key}/${name}`)));
   return { ...record, values: floats(values, record.unit), ranks: new Uint32Array(ranks) };
 }
 
-export const askMap = async (question, options) => withNumbers(await ask("/api/maps", question, options));
+/** Several methods' maps at once: the server does cheap ones first. One answer per method, a state or an error. */
+export const askMaps = async (question) => (await post("/api/maps/several", question)).answers;
+export const followMap = async (state, options) => withNumbers(await follow(state, options));
 
+export const steps = { coarse: 5, fine: 20 }; // of curves; the server says
 export const STANDARD = ["black", "mean", "blur"];
-export const askCurves = async (map, references, options) => (await ask("/api/curves", { map, references }, options));
+export const askCurves = (map, references, steps, options) => ask("/api/curves", { map, references, steps }, options);
 
 const tables = new Map();
 export async function colourTable(name) {

@@ -95,3 +95,6 @@ export function heightAt(fractions, heights, share) {
   const t = (share - fractions[i - 1]) / (fractions[i] - fractions[i - 1] || 1);
   return heights[i - 1] + Math.min(1, Math.max(0, t)) * (heights[i] - heights[i - 1]);
 }
+
+/** The bytes of a base64 text. */
+export const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;

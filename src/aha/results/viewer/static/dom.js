@@ -44,6 +44,7 @@ export const short = (value) => (value === 0 ? "0" : Math.abs(value) >= 0.01 && 
 export function progressRow(state, onCancel) {
   const bar = make("progress", { max: 1, "aria-label": state.kind });
   if (state.progress !== null) bar.value = state.progress;
-  const waiting = state.status === "waiting" ? `waiting behind ${state.ahead}` : `${Math.round(state.seconds)} s, ${state.images} images`;
+  const share = state.progress === null ? "" : `${Math.round(100 * state.progress)} %, `;
+  const waiting = state.status === "waiting" ? `waiting behind ${state.ahead}` : `${share}${Math.round(state.seconds)} s, ${state.images} images`;
   return make("div", { class: "progress" }, bar, make("span", {}, waiting), make("button", { type: "button", on: { click: onCancel } }, "Cancel"));
 }

@@ -1,4 +1,4 @@
-// Curves of all methods in one plot, with a marker on each; dragging in it scrubs.
+// Curves in one plot, with a marker on each; dragging in it scrubs.
 
 import { make, show, svg } from "./dom.js";
 import { heightAt } from "./pixels.js";
@@ -22,10 +22,10 @@ export class Plot {
     for (const name of ["pointerup", "pointercancel"]) this.svg.addEventListener(name, () => { isDown = false; });
   }
 
-  /** Lines: { colour, name, fractions, heights, isMain }. */
-  draw(lines, { isProbability, label }) {
+  /** Lines: { colour, name, fractions, heights, isMain, isOther }; floors and ceilings, in grey: { name, kind, fractions, heights }. */
+  draw(lines, { isProbability, label, bounds = [] }) {
     this.lines = lines;
-    const all = lines.flatMap((line) => line.heights);
+    const all = [...lines, ...bounds].flatMap((line) => line.heights);
     this.low = isProbability ? 0 : Math.min(0, ...all);
     this.high = isProbability ? 1 : Math.max(this.low + 1e-9, ...all);
     const ticks = [0, 0.25, 0.5, 0.75, 1];
@@ -35,16 +35,20 @@ export class Plot {
       return [svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }),
         svg("text", { x: LEFT - 8, y: y + 4, "text-anchor": "end" }, isProbability ? show(value) : value.toPrecision(2))];
     });
-    const paths = [...lines].sort((a, b) => a.isMain - b.isMain).map((line) => svg("path", {
-      class: `c${line.colour}${line.isMain ? "" : " other"}`,
-      d: line.fractions.map((f, i) => `${i ? "L" : "M"}${this.x(f).toFixed(1)} ${this.y(line.heights[i]).toFixed(1)}`).join(""),
-    }));
+    const limits = bounds.map((line) => this.path(line, `bound ${line.kind}`));
+    const paths = [...lines].sort((a, b) => a.isMain - b.isMain).map((line) =>
+      this.path(line, `c${line.colour}${line.isMain ? "" : " other"}${line.isOther ? " dashed" : ""}`));
     this.cursor = svg("line", { class: "cursor", x1: LEFT, x2: LEFT, y1: TOP, y2: HEIGHT - BOTTOM });
     this.markers = lines.map((line) => svg("circle", { class: `c${line.colour} marker`, r: line.isMain ? 7 : 4.5 }));
     this.svg.setAttribute("aria-label", label);
     const axis = svg("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, label);
     const marks = this.svg.classList.contains("scrubs") ? [this.cursor, ...paths, ...this.markers] : paths;
-    this.svg.replaceChildren(...up, ...across, axis, ...marks);
+    this.svg.replaceChildren(...up, ...across, axis, ...limits, ...marks);
+  }
+
+  path(line, classes) {
+    const d = line.fractions.map((f, i) => `${i ? "L" : "M"}${this.x(f).toFixed(1)} ${this.y(line.heights[i]).toFixed(1)}`).join("");
+    return svg("path", { class: classes, d }, svg("title", {}, line.name));
   }
 
   x(share) { return LEFT + share * (WIDTH - LEFT - RIGHT); }
@@ -64,5 +68,5 @@ export class Plot {
   }
 }
 
-export const legendEntry = (colour, name, score) =>
-  make("span", { class: `c${colour}` }, `${name}  Ins-Del ${score === null ? "…" : show(score)}`);
+export const legendEntry = (colour, name, score, isOther = false) =>
+  make("span", { class: `c${colour}${isOther ? " dashed" : ""}` }, `${name}  Ins-Del ${score === null ? "…" : show(score)}`);

@@ -1,0 +1,7 @@
+"""Maps to look at in a browser: what the explorer, notebooks and single files share.
+
+static/          numbers into pixels, linked views, maps with their colour bars, curves with a scrubber
+bundle           these scripts as one, for places without a server
+payload          explanations as one object for them
+page, widget     a file that needs nothing else; a widget for notebooks
+"""

@@ -1,0 +1,121 @@
+// The metric made visible: pixels go or come in the order of a map, and a marker moves along its curve.
+
+import { make, show } from "./dom.js";
+import { INS_DEL } from "./face.js";
+import { View } from "./lens.js";
+import { paintPerturbed } from "./pixels.js";
+import { legendEntry, Plot } from "./plot.js";
+
+let made = 0;
+
+export class Scrubber {
+  /**
+   * `choice` holds kind, by, reference and share, and is written to. `onChange` hears of every change of it,
+   * `onReference` of another reference, for those who then have something to measure.
+   */
+  constructor(place, lens, { choice, references, name = "", onChange = () => {}, onReference = () => {} }) {
+    Object.assign(this, { choice, onChange, onReference, tiles: [], bounds: [], isDue: false, group: `kind-${made++}` });
+    const id = (own) => (name ? { id: own } : {});
+    this.canvas = make("canvas", { ...id("scrub-view"), width: 448, height: 448, tabIndex: 0, "aria-label": "The picture with pixels removed" });
+    this.by = make("select", { ...id("by"), on: { change: () => { choice.by = Number(this.by.value); this.draw(); } } });
+    this.reference = make("select", { ...id("reference"), on: { change: () => this.refer() } },
+      ...references.map((one) => make("option", { value: one, selected: one === choice.reference }, one)));
+    this.reading = make("p", { ...id("reading"), class: "reading", "aria-live": "polite" });
+    this.place = make("div", { ...id("plot"), class: "plot" });
+    this.slider = make("input", { ...id("scrub"), type: "range", class: "on-plot", "aria-label": "Top pixels", min: 0, max: 1000, step: 1,
+      on: { input: () => this.move(this.slider.value / 1000) } });
+    this.legend = make("div", { ...id("legend"), class: "legend" });
+    this.legend.dataset.tip = INS_DEL;
+    this.kinds = ["delete", "insert"].map((kind) => make("input", { type: "radio", name: name ? "kind" : this.group, value: kind, checked: kind === choice.kind,
+      on: { change: () => { choice.kind = kind; this.draw(); } } }));
+    const kinds = this.kinds.map((radio, i) => make("label", {}, radio, ["Delete", "Insert"][i]));
+    place.classList.add("scrubber");
+    place.replaceChildren(make("div", { class: "scrub-picture" }, this.canvas), make("div", { class: "scrub-side" },
+      make("div", { class: "row wrap" }, make("fieldset", { class: "switch" }, make("legend", { class: "away" }, "What happens"), ...kinds),
+        make("label", {}, "pixels by ", this.by), make("label", {}, "against ", this.reference)),
+      this.reading, this.place, this.slider, this.legend));
+    this.view = new View(this.canvas, lens);
+    this.plot = new Plot(this.place, (share) => this.move(share));
+  }
+
+  /**
+   * What there is to scrub: tiles with name, colour, label, map, picture, curves by reference and `referenceView`;
+   * bounds with name, kind and curves by reference.
+   */
+  set(tiles, bounds = []) {
+    [this.tiles, this.bounds] = [tiles, bounds];
+    this.choice.by = Math.min(this.choice.by, Math.max(0, tiles.length - 1));
+    this.by.replaceChildren(...tiles.map((tile, i) => make("option", { value: i, selected: i === this.choice.by }, tile.name)));
+    this.draw();
+  }
+
+  /** The curves, the legend and the perturbed picture, after anything they depend on. */
+  draw() {
+    const { reference, kind, by } = this.choice, side = kind === "delete" ? "deletion" : "insertion";
+    this.onChange();
+    const curveOf = (one) => ({ fractions: one.curves[reference].fractions, heights: one.curves[reference][side] });
+    const measured = this.tiles.filter((tile) => tile.curves?.[reference]);
+    const bounds = this.bounds.filter((bound) => bound.curves?.[reference]);
+    this.plot.draw(measured.map((tile) => ({ name: tile.name, colour: tile.colour, isOther: tile.isOther, isMain: tile === this.tiles[by], ...curveOf(tile) })), {
+      isProbability: measured[0]?.isProbability ?? true,
+      bounds: bounds.map((bound) => ({ name: bound.name, kind: bound.kind, ...curveOf(bound) })),
+      label: kind === "delete" ? "share of pixels deleted" : "share of pixels inserted",
+    });
+    this.legend.replaceChildren(
+      ...this.tiles.map((tile) => legendEntry(tile.colour, tile.name, tile.curves?.[reference]?.ins_del ?? null, tile.isOther)),
+      ...bounds.map((bound) => make("span", { class: `bound ${bound.kind}` }, `${bound.name}  ${show(bound.curves[reference].ins_del)}`)));
+    this.scrub();
+  }
+
+  move(share) {
+    this.choice.share = Math.min(1, Math.max(0, share));
+    this.onChange();
+    this.scrub();
+  }
+
+  flip() {
+    this.choice.kind = this.choice.kind === "delete" ? "insert" : "delete";
+    for (const radio of this.kinds) radio.checked = radio.value === this.choice.kind;
+    this.draw();
+  }
+
+  refer() {
+    this.choice.reference = this.reference.value;
+    this.draw();
+    this.onReference();
+  }
+
+  /** The picture and the markers for the current share of pixels; once per frame, however fast the slider. */
+  scrub() {
+    if (this.isDue) return;
+    this.isDue = true;
+    requestAnimationFrame(async () => {
+      this.isDue = false;
+      const { choice } = this, tile = this.tiles[choice.by];
+      this.slider.value = Math.round(choice.share * 1000);
+      this.tell(tile, this.plot.mark(choice.share));
+      if (!tile?.map || !tile.picture) return this.view.clear();
+      let reference = tile.referenceView(choice.reference);
+      if (reference instanceof Promise) {
+        reference = await reference;
+        if (!reference || tile !== this.tiles[choice.by]) return undefined;
+      }
+      const { picture } = tile;
+      if (this.out?.width !== picture.width || this.out?.height !== picture.height) this.out = new ImageData(picture.width, picture.height);
+      const count = Math.round(choice.share * tile.map.ranks.length);
+      // In this very frame, so that picture and marker never part.
+      this.view.put(paintPerturbed(picture, reference, tile.map.ranks, count, choice.kind, this.out));
+      this.view.draw();
+      return undefined;
+    });
+  }
+
+  tell(tile, heights) {
+    const { share, kind } = this.choice, percent = `${(share * 100).toFixed(share * 100 < 10 ? 1 : 0)} %`;
+    const place = tile ? (this.plot.lines?.findIndex((line) => line.name === tile.name) ?? -1) : -1;
+    const what = kind === "delete" ? `Without the top ${percent} of pixels` : `With only the top ${percent} of pixels`;
+    if (!tile) this.reading.replaceChildren();
+    else if (place < 0) this.reading.replaceChildren(`${what}: ${tile.missing ?? "measuring …"}`);
+    else this.reading.replaceChildren(`${what}: ${tile.label} `, make("b", {}, show(heights[place], 3)));
+  }
+}
