@@ -50,6 +50,8 @@ IMPORTERS = {
     "openvino": {"models"},
     "filelock": {"core"},
     "captum": set(),
+    "anywidget": {"results"},
+    "pandas": {"results"},
     "starlette": {"web"},
     "uvicorn": {"web"},
 }

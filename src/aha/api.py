@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aha.core.interrupts import interrupts_wait
-from aha.core.progress import Listener, heard_by, part
+from aha.core.progress import Listener, part
+from aha.core.progress_line import shown
 from aha.data.batches import Batch, Images, count_images, iter_batches
 from aha.data.targets import Target, resolve_targets
 from aha.errors import ImageError, MapWarning, ModelError
@@ -43,7 +44,7 @@ def explain(
     seed: int = 0,
     batch_size: int | None = None,
     card: bool = False,
-    progress: Listener | None = None,
+    progress: Listener | bool | None = None,
 ) -> Explanation:
     """Which pixels speak for a class.
 
@@ -59,12 +60,14 @@ def explain(
         batch_size: most maps computed at once; the model's own by default, halved when memory runs out.
         card: also measure how far each map can be trusted (`Explanation.cards`): deletion and insertion curves beside
             those of random, centred and edge maps, for some hundred forward passes per map.
-        progress: told, again and again, the share of the work that is done, from 0 to 1; it may raise to stop it.
+        progress: a function that is told, again and again, the share of the work that is done, from 0 to 1; it may
+            raise to stop it. By default a line with the time left, where a terminal or a notebook shows it; False for
+            silence.
 
     Returns:
         One map per image and class; see `Explanation`.
     """
-    with interrupts_wait(), heard_by(progress) if progress is not None else nullcontext():
+    with interrupts_wait(), shown(progress, "explaining"):
         parts = list(
             explain_batches(model, images, method, target, labels=labels, seed=seed, batch_size=batch_size, card=card)
         )

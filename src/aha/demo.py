@@ -106,7 +106,7 @@ def run_demo(
         cards: list[Card] = []
         sample = Sample(model, batch.subjects[0].name, batch.inputs[0].to(model.device))
         for method in methods:
-            found = explain(model, batch, method, TARGET, seed=seed)
+            found = explain(model, batch, method, TARGET, seed=seed, progress=False)  # the demo tells its own
             rows[-1].append(found)
             cards.append(maker.card(sample, int(found.targets[0]), found.maps[0], found.method))
             manifest = found.save(out)

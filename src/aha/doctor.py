@@ -111,7 +111,7 @@ def check_known_answer(device: str = "cpu") -> str:
     linear.weight.data = torch.arange(float(linear.weight.numel())).view_as(linear.weight).sin()
     network = nn.Sequential(nn.Flatten(), linear).to(device)
     inputs = torch.linspace(-1, 1, 3 * 8 * 8).view(1, 3, 8, 8)
-    explanation = explain(load_model(network, score="logit"), inputs, "input_x_gradient", target=3)
+    explanation = explain(load_model(network, score="logit"), inputs, "input_x_gradient", target=3, progress=False)
     total, score = float(explanation.maps.sum()), float(explanation.scores[0])
     if abs(total - score) > _TOLERANCE * max(1.0, abs(score)):
         raise AhaError(f"input times gradient of a linear model sums to {total:.6g}, not to its score {score:.6g}")
@@ -126,7 +126,7 @@ def check_demo() -> str:
     way.
     """
     model = load_model(MODEL)
-    explanation = explain(model, photographs([_CLEAR_CUT]), "grad_cam")
+    explanation = explain(model, photographs([_CLEAR_CUT]), "grad_cam", progress=False)
     if explanation.labels[0] != _ANSWER:
         raise AhaError(f"the model takes {_CLEAR_CUT} for: {explanation.labels[0]}; expected: {_ANSWER}")
     inputs, _ = model.stated_preprocessing()(explanation.subjects[0].image)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from aha.api import explain
 from aha.bench.truth import Truth, check_truth, copied, labelled_samples
-from aha.core.progress import Listener, heard_by, in_parts, part
+from aha.core.progress import Listener, in_parts, part
+from aha.core.progress_line import shown
 from aha.data.batches import Batch, Images, count_images, iter_batches
 from aha.data.mosaics import Mosaic
 from aha.data.targets import Target, resolve_targets
@@ -47,7 +48,7 @@ def evaluate(
     boxes: Sequence[Any] | None = None,
     seed: int = 0,
     batch_size: int | None = None,
-    progress: Listener | None = None,
+    progress: Listener | bool | None = None,
 ) -> Scores:
     """Measures maps, or the maps of methods, by named protocols.
 
@@ -63,7 +64,7 @@ def evaluate(
         boxes: true boxes, one list of (x0, y0, x1, y1) per image, in the original image's pixels.
         seed: of methods, ties and whatever a metric draws.
         batch_size: most images computed at once; the model's own by default, halved when memory runs out.
-        progress: as in `aha.explain`: told the share of the work that is done, from 0 to 1; it may raise to stop it.
+        progress: as in `aha.explain`.
 
     Returns:
         Scores; what could not be measured is in `Scores.failures`, and does not stop the rest.
@@ -84,7 +85,7 @@ def evaluate(
     def on_error(name: str, error: ImageError) -> None:
         scores.failures.append(Failure(name, "", "", str(error)))
 
-    with heard_by(progress) if progress is not None else nullcontext():
+    with shown(progress, "evaluating"):
         for batch in iter_batches(model, images, chunks.size, labels, on_error):
             positions = batch.positions or list(range(first, first + len(batch.inputs)))
             with part(first, first + len(positions), total) if total else nullcontext():

@@ -11,8 +11,9 @@ import typer
 
 from aha.cli.limits import check_cost
 from aha.cli.options import MAX_SEED, Debug, Device, Force, Json, Limit, NoPretrained, Quiet
-from aha.cli.reporting import INTERRUPTED, answer, bench_bar, duration, print_json, reported, say_error
+from aha.cli.reporting import INTERRUPTED, answer, bench_bar, print_json, reported, say_error
 from aha.cli.texts import check_texts, complete_method, complete_metric, complete_model, complete_score
+from aha.core.progress_line import duration
 
 if TYPE_CHECKING:
     from aha.bench.estimate import Estimate

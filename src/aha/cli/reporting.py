@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from aha.core.progress_line import duration
 from aha.errors import AhaError, AhaWarning, one_line
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -153,13 +154,6 @@ def bench_bar(total: int, cells_per_image: int, *, shown: bool) -> Iterator[Call
                 state["said"] = now
 
         yield line
-
-
-def duration(seconds: float) -> str:
-    """A time for people."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _figures(record: Mapping[str, float]) -> str:

@@ -57,6 +57,11 @@ def heard_by(listener: Listener | None) -> Iterator[None]:
         _CURRENT.reset(before)
 
 
+def is_heard() -> bool:
+    """Whether somebody listens to the work at hand."""
+    return _CURRENT.get() is not None
+
+
 @contextmanager
 def part(start: float, end: float, total: float) -> Iterator[None]:
     """The work inside is the stretch from `start` to `end` of a loop of length `total`, and done when it ends."""

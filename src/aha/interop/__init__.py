@@ -41,7 +41,7 @@ class CaptumAttribution:
         chosen: Any = "top1" if target is None else target
         if isinstance(target, Tensor) and target.dim() == 1:
             chosen = target.view(-1, 1)  # one class for each image, also where there is only one image
-        maps = explain(self.model, inputs, self.method, chosen, seed=self.seed).maps.to(inputs)
+        maps = explain(self.model, inputs, self.method, chosen, seed=self.seed, progress=False).maps.to(inputs)
         return (maps / inputs.shape[1])[:, None].expand_as(inputs).clone()
 
 
@@ -60,4 +60,4 @@ def explain_func(
     """
     batch = torch.as_tensor(inputs, dtype=torch.float32)
     classes = torch.as_tensor(targets, dtype=torch.int64).reshape(-1, 1).expand(len(batch), -1)
-    return explain(model, batch, method, classes, seed=seed).numpy()[:, None]
+    return explain(model, batch, method, classes, seed=seed, progress=False).numpy()[:, None]

@@ -155,12 +155,16 @@ class Blur(Reference):
 
     def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
         """The blurred image."""
-        # Reflection cannot reach beyond the opposite border; tiny images get the largest kernel that fits.
-        largest = 2 * min(pixels.shape[-2:]) - 1
-        size = min(self.kernel, largest)
-        # Along one side and then the other: with both at once, the work would grow with the kernel's area.
-        across = gaussian_blur(pixels, [size, 1], [self.sigma, self.sigma])
-        return gaussian_blur(across, [1, size], [self.sigma, self.sigma])  # type: ignore[no-any-return]
+        return blurred(pixels, self.kernel, self.sigma)
+
+
+def blurred(pixels: Tensor, kernel: int, sigma: float) -> Tensor:
+    """Pixels (B, C, H, W) under a Gaussian."""
+    # Reflection cannot reach beyond the opposite border; tiny images get the largest kernel that fits.
+    size = min(kernel, 2 * min(pixels.shape[-2:]) - 1)
+    # Along one side and then the other: with both at once, the work would grow with the kernel's area.
+    across = gaussian_blur(pixels, [size, 1], [sigma, sigma])
+    return gaussian_blur(across, [1, size], [sigma, sigma])  # type: ignore[no-any-return]
 
 
 @reference("rise_blur")

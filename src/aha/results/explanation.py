@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from aha.core.disk import write_atomically, writing
 from aha.data.batches import Subject
 from aha.data.datasets import content_digest
 from aha.drawing import render
@@ -61,6 +62,26 @@ class Explanation:
 
     def __len__(self) -> int:
         return len(self.maps)
+
+    def __getitem__(self, index: int | slice) -> Explanation:
+        """One map, or some of them, as an explanation of its own; `seconds` is its share of the whole."""
+        rows = range(len(self))[index]
+        chosen = [rows] if isinstance(rows, int) else list(rows)
+        return replace(
+            self,
+            maps=self.maps[chosen],
+            targets=self.targets[chosen],
+            scores=self.scores[chosen],
+            subjects=[self.subjects[row] for row in chosen],
+            labels=[self.labels[row] for row in chosen],
+            seconds=self.seconds * len(chosen) / max(1, len(self)),
+            cards=[self.cards[row] for row in chosen] if self.cards else (),
+            distribution=[self.distribution[row] for row in chosen] if self.distribution else (),
+        )
+
+    def __iter__(self) -> Iterator[Explanation]:
+        """The maps one by one."""
+        return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
         n, h, w = self.maps.shape
@@ -163,12 +184,39 @@ class Explanation:
         arrays = {"classes": np.array(found.classes), "shares": found.shares.numpy()}
         return {"arrays": arrays, "composite": self.composite(index)}
 
+    def widget(self, *others: Explanation) -> Any:
+        """Maps side by side with a scrubber, for Jupyter, Colab, VS Code and marimo (extra `notebook`).
+
+        Args:
+            others: explanations of the same pictures by other methods.
+        """
+        from aha.results.viewer.payload import payload
+        from aha.results.viewer.widget import viewer_widget
+
+        return viewer_widget(payload([self, *others]))
+
+    def to_html(self, path: str | Path, *others: Explanation) -> Path:
+        """Writes what `widget` shows as one HTML file that works without a kernel, and returns its path."""
+        from aha.results.viewer.page import page
+        from aha.results.viewer.payload import payload
+
+        text = page(f"{self.model}: {', '.join(sorted(set(self.labels)))}"[:120], payload([self, *others])).encode()
+        with writing(Path(path).parent):
+            write_atomically(Path(path), lambda file: file.write(text))
+        return Path(path)
+
     def _repr_html_(self) -> str:
-        """Pictures for notebooks; the first dozen of them."""
+        """For notebooks: each photograph, its map, its probability and its card; the first dozen of them."""
         shown = range(min(len(self), 12))
-        pictures = "".join(f'<img src="{data_uri(self.overlay(i))}" style="max-width:320px;margin:4px">' for i in shown)
         more = f"<p>and {len(self) - len(shown)} more</p>" if len(self) > len(shown) else ""
-        return f"<div><p><b>{html.escape(repr(self))}</b></p>{pictures}{more}</div>"
+        return f"<div><p><b>{html.escape(repr(self))}</b></p>{''.join(map(self._row_html, shown))}{more}</div>"
+
+    def _row_html(self, index: int) -> str:
+        pictures = (self.subjects[index].image.convert("RGB"), self.overlay(index))
+        shown = "".join(f'<img src="{data_uri(_small(p))}" style="max-width:320px;margin:4px">' for p in pictures)
+        card = f'<p style="max-width:660px">{html.escape(self.cards[index].sentence)}</p>' if self.cards else ""
+        caption = html.escape(f"{self.subjects[index].name}: {self.caption(index)}")
+        return f'<div style="margin:0 0 12px"><div><b>{caption}</b></div>{shown}{card}</div>'
 
     @staticmethod
     def join(parts: Sequence[Explanation]) -> Explanation:
@@ -188,6 +236,12 @@ class Explanation:
             distribution=[found for part in parts for found in part.distribution],
             settings=first.settings,
         )
+
+
+def _small(picture: Image.Image, side: int = 640) -> Image.Image:
+    """No larger than a notebook shows it: a photograph of a camera would swell the file."""
+    scale = min(1.0, side / max(picture.size))
+    return picture if scale == 1 else picture.resize([max(1, round(n * scale)) for n in picture.size])
 
 
 def data_uri(picture: Image.Image) -> str:

@@ -6,6 +6,7 @@ A score is never shown without its protocol, its direction and its number of ima
 from __future__ import annotations
 
 import csv
+import html
 import io
 import math
 from collections import defaultdict
@@ -144,6 +145,20 @@ class Scores:
         """All rows as a Parquet file."""
         _write(path, parquet_bytes(Row._fields, self.rows))
 
+    def to_pandas(self) -> Any:
+        """All rows as a pandas data frame (extra `notebook`)."""
+        try:
+            import pandas
+        except ImportError:
+            raise MissingExtra("a data frame", "notebook") from None
+        return pandas.DataFrame(self.rows, columns=list(Row._fields))
+
+    def _repr_html_(self) -> str:
+        """The tables of `to_markdown` for notebooks, with how much failed."""
+        failed = f"<p>{len(self.failures)} failures; see <code>.failures</code></p>" if self.failures else ""
+        empty = "" if self.rows else f"<p>{html.escape(repr(self))}</p>"
+        return "".join(self._tables(html_table, each_reference=False)) + empty + failed
+
     def to_markdown(self, *, each_reference: bool = False) -> str:
         """Methods by metrics as a Markdown table, under a line that names the protocol.
 
@@ -233,6 +248,16 @@ def markdown_table(caption: str, heads: list[str], body: list[list[str]]) -> str
     """A Markdown table under its caption."""
     lines = [caption, "", _line(heads), _line(["---"] * len(heads)), *map(_line, body)]
     return "\n".join(lines)
+
+
+def html_table(caption: str, heads: list[str], body: list[list[str]]) -> str:
+    """An HTML table under its caption."""
+
+    def row(cells: list[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    head, rows = row(heads, "th"), "".join(row(cells, "td") for cells in body)
+    return f"<table><caption>{html.escape(caption)}</caption><thead>{head}</thead><tbody>{rows}</tbody></table>"
 
 
 def _line(cells: Sequence[str]) -> str:

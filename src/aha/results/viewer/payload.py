@@ -1,0 +1,124 @@
+"""Explanations as one object that the viewer's scripts read: pictures, maps, the order of their pixels, curves."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from aha.data.batches import Subject
+from aha.drawing.colours import DIVERGING, SEQUENTIAL, is_signed, lookup_table, scale_of
+from aha.errors import OutputError
+from aha.perturb.perturbation import rank_pixels
+from aha.perturb.references import Blur, blurred
+from aha.results.cards import Card, Curves
+
+if TYPE_CHECKING:
+    from aha.results.explanation import Explanation
+
+MOST_MAPS = 60  # each is some hundred kilobytes of the page
+_LARGEST_SHORT = 2**16
+
+
+def payload(explanations: Sequence[Explanation]) -> dict[str, Any]:
+    """Everything that the viewer shows; explanations of the same pictures stand side by side.
+
+    Raises:
+        OutputError: There are more maps than a page can hold.
+    """
+    count = sum(len(one) for one in explanations)
+    if count > MOST_MAPS:
+        raise OutputError(f"{count} maps are too many for one page; show at most {MOST_MAPS}, for example found[:10]")
+    places: dict[tuple[str, tuple[int, int]], int] = {}
+    pictures: list[dict[str, Any]] = []
+    maps: list[dict[str, Any]] = []
+    for explanation in explanations:
+        for index, subject in enumerate(explanation.subjects):
+            key = (subject.name, subject.geometry.model)
+            if key not in places:
+                places[key] = len(pictures)
+                pictures.append(_picture(subject))
+            maps.append({"picture": places[key], **_map(explanation, index)})
+    colours = {name: _text(lookup_table(name).tobytes()) for name in (SEQUENTIAL, DIVERGING)}
+    return {"pictures": pictures, "maps": maps, "colours": colours}
+
+
+def _map(explanation: Explanation, index: int) -> dict[str, Any]:
+    values = explanation.maps[index].nan_to_num(0.0)
+    plain, signed = (scale_of(values, signed=choice) for choice in (False, True))
+    unit = float(values.abs().max()) or 1.0
+    ranks = rank_pixels(values, seed=int(str(explanation.settings.get("seed", 0)))).numpy()
+    is_wide = ranks.size > _LARGEST_SHORT
+    return {
+        "method": explanation.method,
+        "target": int(explanation.targets[index]),
+        "label": explanation.labels[index],
+        "score": float(explanation.scores[index]),
+        "is_probability": explanation.settings.get("score") in ("softmax", "sigmoid"),
+        "seconds": explanation.seconds / max(1, len(explanation)),
+        "height": values.shape[0],
+        "width": values.shape[1],
+        "unit": unit,
+        "values": _text((values / unit).numpy().astype("<f2").tobytes()),
+        "wide": is_wide,
+        "ranks": _text(ranks.astype("<u4" if is_wide else "<u2").tobytes()),
+        "low": plain.low,
+        "high": plain.high,
+        "limit": signed.high,
+        "signed": is_signed(values),
+        "card": _card(explanation.cards[index]) if explanation.cards else None,
+    }
+
+
+def _card(card: Card) -> dict[str, Any]:
+    random = card.baselines.get("random_map")
+    return {
+        "curves": _curves(card.curves),
+        "random": None if random is None else _curves(random),
+        "sentence": card.sentence,
+    }
+
+
+def _curves(curves: Curves) -> dict[str, Any]:
+    return {
+        "fractions": list(curves.fractions),
+        "deletion": list(curves.deletion),
+        "insertion": list(curves.insertion),
+        "ins_del": curves.ins_del,
+    }
+
+
+def _picture(subject: Subject) -> dict[str, Any]:
+    """The part that the model sees, at its size, and the same blurred: what is shown where pixels are gone."""
+    view = _model_view(subject)
+    pixels = torch.from_numpy(np.asarray(view).copy()).permute(2, 0, 1).float() / 255  # (3, H, W)
+    default = Blur()
+    blank = blurred(pixels[None], default.kernel, default.sigma)[0]
+    return {"name": subject.name, "view": _encoded(view), "blank": _encoded(_as_image(blank))}
+
+
+def _model_view(subject: Subject) -> Image.Image:
+    top, left, bottom, right = (round(edge) for edge in subject.geometry.box)
+    height, width = subject.geometry.model
+    cut = subject.image.convert("RGB").crop((left, top, right, bottom))
+    return cut.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def _as_image(pixels: Tensor) -> Image.Image:
+    return Image.fromarray((pixels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())
+
+
+def _encoded(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return _text(buffer.getvalue())
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode()
