@@ -85,6 +85,26 @@ def _score_cells(row: dict[str, str]) -> tuple[str, ...]:
     )
 
 
+def gallery() -> str:
+    """The sheet of all maps, and what they are worth and cost; a sentence where none were drawn."""
+    rows = read(RESULTS / "gallery.csv")
+    if not rows or not (DOCS / "images" / "gallery.jpg").is_file():
+        return "No gallery is kept with this version; `python docs/draw_gallery.py` draws one."
+    heads = ("method", "Ins-Del ↑", "Deletion ↓", "Insertion ↑", "forward", "backward", "seconds")
+    cells = [
+        (
+            f"`{row['method']}`",
+            *(f"{float(row[name]):.3f}" for name in ("ins_del", "deletion", "insertion")),
+            row["forward"],
+            row["backward"],
+            f"{float(row['seconds']):.1f}",
+        )
+        for row in rows
+    ]
+    sheet = "![A photograph, and the maps of all methods over it, best first](images/gallery.jpg)"
+    return f"{sheet}\n\n{table(heads, cells)}"
+
+
 def metrics() -> str:
     """Every registered metric, its columns with their direction, and what it asks of the images."""
     rows = [
@@ -148,5 +168,5 @@ def _by_family(entries: Iterable[catalogue.Entry]) -> dict[str, list[catalogue.E
 
 GENERATED: dict[str, Callable[[], str]] = {
     function.__name__: function
-    for function in (methods, scores, metrics, protocols, method_reference, metric_reference)
+    for function in (methods, scores, gallery, metrics, protocols, method_reference, metric_reference)
 }

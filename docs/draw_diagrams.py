@@ -1,0 +1,108 @@
+"""Draws the diagrams of the guides: boxes from left to right, each with what it does underneath.
+
+python docs/draw_diagrams.py
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+IMAGES = Path(__file__).parent / "images"
+WIDTH, HEIGHT, GAP, MARGIN = 156, 64, 44, 12
+NOTE = 15  # pixels of a line under a box
+
+
+class Box(NamedTuple):
+    """A stage: its name, and lines about it."""
+
+    name: str
+    notes: tuple[str, ...] = ()
+    is_yours: bool = False
+
+
+DIAGRAMS: dict[str, tuple[str, Sequence[Box]]] = {
+    "models": (
+        "From a picture to a map: read, prepared, shown to your network, explained, carried back to the picture",
+        [
+            Box("picture", ("path, PIL, array,", "folder, DataLoader")),
+            Box("prepared", ("as in the model's", "own evaluation")),
+            Box("your network", ("watched, never changed",), is_yours=True),
+            Box("method", ("one map per", "picture and class")),
+            Box("on the picture", ("original pixels, NaN where", "the model never looked")),
+        ],
+    ),
+    "scale": (
+        "Images are dealt out to processes, each writes its own file, and the last one writes the report",
+        [
+            Box("plan", ("models, methods,", "metrics, data")),
+            Box("n processes", ("each takes every", "n-th image")),
+            Box("n files", ("only ever appended to;", "a crash loses one cell")),
+            Box("report", ("the same, whatever", "n was")),
+        ],
+    ),
+    "deploy": (
+        "Your model and its trained explainer become one ONNX graph that ONNX Runtime runs",
+        [
+            Box("your model", ("with its weights",), is_yours=True),
+            Box("explainer", ("trained once", "for this model")),
+            Box("one ONNX graph", ("checked against", "PyTorch")),
+            Box("anywhere", ("pixels and classes in,", "maps out")),
+        ],
+    ),
+    "train": (
+        "A frozen network is asked about pictures without pixels; a small decoder learns the order that matters",
+        [
+            Box("pictures", ("some thousand,", "no labels needed")),
+            Box("frozen network", ("gives features, and answers", "to pictures without pixels"), is_yours=True),
+            Box("decoder", ("learns to order pixels by", "Deletion and Insertion")),
+            Box("one-pass maps", ("refined per picture", "if you like")),
+        ],
+    ),
+}
+
+
+def drawn(title: str, boxes: Sequence[Box]) -> str:
+    """An SVG that follows the reader's light or dark page."""
+    lines = max(len(box.notes) for box in boxes)
+    width = 2 * MARGIN + len(boxes) * WIDTH + (len(boxes) - 1) * GAP
+    height = 2 * MARGIN + HEIGHT + 8 + lines * NOTE
+    parts = [_box(box, MARGIN + place * (WIDTH + GAP)) for place, box in enumerate(boxes)]
+    parts += [_arrow(MARGIN + place * (WIDTH + GAP) - GAP) for place in range(1, len(boxes))]
+    style = (
+        "text{font:14px system-ui,sans-serif;text-anchor:middle;fill:#1a1a1e}.n{font-size:12px;fill:#5f5f68}"
+        "rect{fill:#fff;stroke:#b9b9b3}.y{stroke:#b4431c;stroke-width:2}path{stroke:#5f5f68;fill:none;stroke-width:1.5}"
+        "@media(prefers-color-scheme:dark){text{fill:#ececf0}.n{fill:#a6a6b0}rect{fill:#1b1b1f;stroke:#55555f}"
+        ".y{stroke:#ff9a6b}path{stroke:#a6a6b0}}"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
+        f"<title>{html.escape(title)}</title><style>{style}</style>{''.join(parts)}</svg>\n"
+    )
+
+
+def _box(box: Box, left: int) -> str:
+    middle, kind = left + WIDTH / 2, ' class="y"' if box.is_yours else ""
+    notes = "".join(
+        f'<text class="n" x="{middle}" y="{MARGIN + HEIGHT + 18 + row * NOTE}">{html.escape(note)}</text>'
+        for row, note in enumerate(box.notes)
+    )
+    name = f'<text x="{middle}" y="{MARGIN + HEIGHT / 2 + 5}">{html.escape(box.name)}</text>'
+    return f'<rect{kind} x="{left}" y="{MARGIN}" width="{WIDTH}" height="{HEIGHT}" rx="10"/>{name}{notes}'
+
+
+def _arrow(left: int) -> str:
+    y, tip = MARGIN + HEIGHT / 2, left + GAP - 6
+    return f'<path d="M{left + 6} {y}H{tip}M{tip - 6} {y - 5}L{tip} {y}L{tip - 6} {y + 5}"/>'
+
+
+def main() -> None:
+    """Writes all of them."""
+    for name, (title, boxes) in DIAGRAMS.items():
+        (IMAGES / f"{name}.svg").write_text(drawn(title, boxes), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
