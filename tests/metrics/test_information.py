@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import io
 from typing import Any
 
@@ -14,7 +13,7 @@ from scipy import interpolate
 from torch import Tensor, nn
 
 import aha
-from aha.errors import MetricError, MissingExtra, SpecError
+from aha.errors import MetricError, SpecError
 from aha.metrics import Case, Sample, load_metric
 from aha.metrics.information import information_area, interpolated, webp_bytes
 from aha.metrics.information_curve import THRESHOLDS
@@ -236,16 +235,3 @@ def test_bad_thresholds_are_refused() -> None:
     for text in ("thresholds=(0.5, 0.2)", "thresholds=()", "thresholds=(0.5, 1.0)", "fraction=0.0"):
         with pytest.raises(SpecError, match="thresholds must ascend"):
             load_metric(f"information_curve({text})")
-
-
-def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = builtins.__import__
-
-    def without_scipy(name: str, *args: Any) -> Any:
-        if name.startswith("scipy"):
-            raise ImportError(name)
-        return original(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without_scipy)
-    with pytest.raises(MissingExtra, match=r"pip install 'aha-attribution\[metrics\]'"):
-        numbers(Case(sample(target()), 0, centre_map()))

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+import tomli_w
+
 from aha.core.registry import nearest_names
 from aha.errors import AhaError, SpecError
 from aha.methods import Method, check_fit, load_method
@@ -233,12 +235,4 @@ def as_toml(plans: Sequence[Plan]) -> str:
         shown["model"] = [plan.model for plan in plans]
         if any(plan.weights for plan in plans):
             shown["weights"] = [plan.weights or "" for plan in plans]
-    return "".join(f"{name} = {_toml(value)}\n" for name, value in shown.items())
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return str(value) if isinstance(value, int) else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return tomli_w.dumps(shown)

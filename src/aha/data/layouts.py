@@ -154,10 +154,8 @@ def _devkit(place: Path) -> dict[str, int]:
         raise ImageError(
             f"no labels in {place}: neither a folder per synset, nor labels.csv, LOC_val_solution.csv or the devkit"
         )
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise MissingExtra("reading ImageNet's devkit", "metrics") from None
+    from scipy.io import loadmat
+
     synsets = loadmat(meta, squeeze_me=True)["synsets"]
     official = {int(entry["ILSVRC2012_ID"]): str(entry["WNID"]) for entry in synsets}
     index = {synset: label for label, synset in enumerate(imagenet_synsets())}

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from platformdirs import user_cache_path
 
 from aha.errors import ModelError
 from aha.learned.explainer import CONFIG, WEIGHTS, Explainer
@@ -19,7 +20,7 @@ def cache_folder() -> Path:
     """Where trained explainers are remembered: $AHA_CACHE, or the user's cache folder."""
     if chosen := os.environ.get("AHA_CACHE"):
         return Path(chosen) / "explainers"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aha" / "explainers"
+    return user_cache_path("aha", appauthor=False) / "explainers"
 
 
 def explainer_of(target: TargetModel) -> Explainer:

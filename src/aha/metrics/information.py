@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-
-from aha.errors import MissingExtra
+from scipy.interpolate import LinearNDInterpolator
 
 Picture = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
@@ -30,10 +29,6 @@ def interpolated(picture: Picture, known: Mask) -> Picture:
     known[[0, 0, -1, -1], [0, -1, 0, -1]] = True
     if known.all():
         return picture
-    try:
-        from scipy.interpolate import LinearNDInterpolator
-    except ImportError:
-        raise MissingExtra("information_curve", "metrics") from None
     linear: Any = LinearNDInterpolator(np.argwhere(known), picture[known].astype(np.float64))
     found = linear(np.argwhere(~known))  # (n, C)
     result = picture.copy()
