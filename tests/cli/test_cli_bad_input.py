@@ -113,6 +113,15 @@ def test_weights_that_do_not_fit_name_the_keys(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_work_that_is_too_much_needs_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    explained = watch_explained(monkeypatch)
+    monkeypatch.setattr("aha.cli.limits._MOST_PASSES", 10)
+    command = ("explain", picture(tmp_path / "a.png"), *MODEL, "--method", "rise(n=11)", "--out", tmp_path / "out")
+    assert_refused(run(*command), "needs about 11 passes", "--force")
+    assert explained == []
+    assert run(*command, "--force").exit_code == 0
+
+
 def test_weights_that_need_unpickling_are_refused(tmp_path: Path) -> None:
     weights, out = tmp_path / "w.pt", tmp_path / "out"
     torch.save(nn.Linear(2, 2), weights)
