@@ -7,21 +7,21 @@ and call it with a `Batch` of them.
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aha.core.interrupts import interrupts_wait
-from aha.core.progress import Listener, part
+from aha.core.progress import Listener, in_parts, part
 from aha.core.progress_line import shown
 from aha.data.batches import Batch, Images, count_images, iter_batches
 from aha.data.targets import Target, resolve_targets
-from aha.errors import ImageError, MapWarning, ModelError
+from aha.errors import ImageError, MapWarning, ModelError, SpecError, warn
 from aha.methods import Method, check_fit, load_method
 from aha.methods.machinery.distribution import Distribution
 from aha.methods.var import Var
@@ -34,10 +34,39 @@ from aha.results.explanation import Explanation
 UPSAMPLING = "bilinear"  # ranks, and so metrics, depend on it: it is part of every manifest
 
 
+Methods = list[str] | list[Method] | list[str | Method] | tuple[str | Method, ...]
+
+
+@overload
 def explain(
     model: TargetModel | str | nn.Module,
     images: Images,
-    method: str | Method = "grad_cam",
+    method: str | Method = ...,
+    target: Target = ...,
+    *,
+    labels: Sequence[int] | Tensor | None = ...,
+    seed: int = ...,
+    batch_size: int | None = ...,
+    card: bool = ...,
+    progress: Listener | bool | None = ...,
+) -> Explanation: ...
+@overload
+def explain(
+    model: TargetModel | str | nn.Module,
+    images: Images,
+    method: Methods,
+    target: Target = ...,
+    *,
+    labels: Sequence[int] | Tensor | None = ...,
+    seed: int = ...,
+    batch_size: int | None = ...,
+    card: bool = ...,
+    progress: Listener | bool | None = ...,
+) -> dict[str, Explanation]: ...
+def explain(
+    model: TargetModel | str | nn.Module,
+    images: Images,
+    method: str | Method | Methods = "grad_cam",
     target: Target = "top1",
     *,
     labels: Sequence[int] | Tensor | None = None,
@@ -45,15 +74,16 @@ def explain(
     batch_size: int | None = None,
     card: bool = False,
     progress: Listener | bool | None = None,
-) -> Explanation:
+) -> Explanation | dict[str, Explanation]:
     """Which pixels speak for a class.
 
     Args:
         model: from `aha.load_model`, or what that accepts.
         images: a path, folder, PIL image, array (H, W[, 3]) of uint8 or of floats in [0, 1], uint8 tensor
             ([B,] C, H, W), a list of these, or model inputs that are normalised already: a float tensor
-            ([B,] C, H, W), a DataLoader of them, or a `Batch` from `aha.data.batches`.
-        method: text such as `"integrated_gradients(steps=50)"`, or a method.
+            ([B,] C, H, W), a DataLoader of them, or a `Batch` from `aha.data.batches`. A torch Dataset may hold
+            pictures or inputs, with labels or without.
+        method: text such as `"integrated_gradients(steps=50)"`, or a method; or a list of them.
         target: `"top1"`, `"top5"`, `"label"`, a class index or name, one of them per image, or several per image.
         labels: true classes, for `target="label"`.
         seed: fills the seed of methods that draw random numbers and do not set their own.
@@ -65,12 +95,26 @@ def explain(
             silence.
 
     Returns:
-        One map per image and class; see `Explanation`.
+        One map per image and class; see `Explanation`. For a list of methods, an explanation for each, by its text.
     """
+    options = {"labels": labels, "seed": seed, "batch_size": batch_size, "card": card}
     with interrupts_wait(), shown(progress, "explaining"):
-        parts = list(
-            explain_batches(model, images, method, target, labels=labels, seed=seed, batch_size=batch_size, card=card)
-        )
+        if isinstance(method, str | Method):
+            return _explain(load_model(model), images, load_method(method), target, options)
+        # All are read and checked before the first of them works.
+        loaded, methods = load_model(model), [load_method(each) for each in method]
+        if not methods:
+            raise SpecError("an empty list of methods; name at least one")
+        if loaded.preprocessing is not None:
+            for each in methods:
+                check_fit(each, loaded)
+        return {str(each): _explain(loaded, images, each, target, options) for each in in_parts(methods)}
+
+
+def _explain(
+    model: TargetModel, images: Images, method: Method, target: Target, options: Mapping[str, Any]
+) -> Explanation:
+    parts = list(explain_batches(model, images, method, target, **options))
     if not parts:
         raise ImageError("no images were given")
     if len({found.maps.shape[1:] for found in parts}) > 1:
@@ -219,4 +263,4 @@ def _warn_of_unusable(explanation: Explanation, outputs: Tensor) -> None:
         else:
             continue
         name, target = explanation.subjects[index].name, int(explanation.targets[index])
-        warnings.warn(f"{explanation.method} of {name} for class {target} {problem}: {cause}", MapWarning, stacklevel=3)
+        warn(f"{explanation.method} of {name} for class {target} {problem}: {cause}", MapWarning)

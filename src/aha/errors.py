@@ -17,6 +17,11 @@ Warnings derive from AhaWarning, so that users can silence or escalate ours alon
 
 from __future__ import annotations
 
+import sys
+import warnings
+from pathlib import Path
+
+_HERE = str(Path(__file__).parent)
 _LONGEST = 1400  # characters: a line that people read
 
 
@@ -87,3 +92,11 @@ class MapWarning(AhaWarning):
 
 class DamageWarning(AhaWarning):
     """A file that was written earlier is damaged in part; the rest of it counts."""
+
+
+def warn(message: str, category: type[AhaWarning]) -> None:
+    """Warns of the line outside this package from which the call came: there the user can do something about it."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

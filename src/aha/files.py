@@ -89,6 +89,7 @@ class FileRun:
         skipped: images that an earlier run had finished.
         failures: images that could not be read.
         manifest: where the results are listed; None as long as there are none.
+        cards: how far each map of this run can be trusted: image, method, class and a sentence.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class FileRun:
         out: Path,
         *,
         seed: int = 0,
+        card: bool = False,
     ) -> None:
         for method in methods:
             check_fit(method, model)
@@ -109,6 +111,8 @@ class FileRun:
             )
         self._model, self._methods, self._target, self._seed = model, list(dict.fromkeys(methods)), target, seed
         self._maps_per_image = _count_classes(target, model, images)
+        self._with_card = card
+        self.cards: list[tuple[str, str, str, str]] = []
         settings = self._settings()
         self._results = ResultFolder(out, model.spec, model.digest, settings)
         self._common_key = result_key(
@@ -165,7 +169,7 @@ class FileRun:
             else:
                 images.append(image)
                 inputs.append(values)
-                subjects.append(Subject(image.id, picture, geometry, image.path))
+                subjects.append(Subject(image.id, preprocess.drawn_on(picture, values), geometry, image.path))
             if images and (len(images) == size or place == len(self._pending)):
                 yield images, Batch(torch.stack(inputs), subjects)
                 images, inputs, subjects = [], [], []
@@ -176,7 +180,11 @@ class FileRun:
             return
         part = Batch(batch.inputs[rows], [batch.subjects[row] for row in rows])
         labels = [images[row].label or 0 for row in rows] if self._target == "label" else None
-        explanation = explain(self._model, part, method, self._target, labels=labels, seed=self._seed)
+        explanation = explain(
+            self._model, part, method, self._target, labels=labels, seed=self._seed, card=self._with_card
+        )
+        cards = zip(explanation.subjects, explanation.labels, explanation.cards, strict=False)  # none unless asked for
+        self.cards += [(subject.name, str(method), label, card.sentence) for subject, label, card in cards]
         for index in range(len(explanation)):
             image, rank = divmod(index, self._maps_per_image)
             self._results.add(explanation.item(index, self._key(images[rows[image]], method, rank)))
@@ -192,7 +200,9 @@ class FileRun:
     def _key(self, image: BenchImage, method: Method, rank: int) -> str:
         work = result_key(image.id, method, self._target, rank)[:16]
         label = image.label if self._target == "label" else ""
-        return f"{work}-{result_key(self._common_key, self._prints[method], self._digest(image), label)}"
+        # A map that is finished without its card is not finished where one is wanted.
+        wanted = ["card"] if self._with_card else []
+        return f"{work}-{result_key(self._common_key, self._prints[method], self._digest(image), label, *wanted)}"
 
     def _digest(self, image: BenchImage) -> str:
         if image.id not in self._digests:

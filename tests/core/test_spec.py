@@ -15,6 +15,7 @@ from aha.errors import SpecError, UnknownName
 from aha.methods import METHODS, load_method
 from aha.methods.gradient import Gradient
 from aha.methods.smooth import Smooth
+from aha.metrics import load_metric
 from aha.perturb.references import load_reference
 
 THINGS: Registry[type[Spec]] = Registry("thing")
@@ -268,3 +269,16 @@ def test_a_name_is_registered_once() -> None:
     with pytest.raises(ValueError, match="registered twice"):
         registry.register("one")(1)
     assert ("one" in registry, "two" in registry, len(registry), list(registry)) == (True, False, 1, ["one"])
+
+
+def test_a_bad_reference_is_called_a_reference() -> None:
+    with pytest.raises(UnknownName, match=r"^unknown reference 'blck'; did you mean black"):
+        load_metric("deletion(references=(blck,))")
+    with pytest.raises(UnknownName, match=r"^unknown reference 'zzz'; references: "):
+        load_metric("deletion(references=(zzz,))")
+    with pytest.raises(UnknownName, match=r"^unknown reference 'insertion'"):  # a metric is no parameter of a metric
+        load_metric("deletion(references=(insertion,))")
+    with pytest.raises(UnknownName, match=r"^unknown method 'gradientt'; did you mean gradient"):
+        load_method("smooth(gradientt)")
+    with pytest.raises(UnknownName, match=r"^unknown method or partition or reference 'zzz'"):
+        load_method("smooth(zzz)")

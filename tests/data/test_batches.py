@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import aha
 from aha.data.batches import Batch, count_images, iter_batches
-from aha.errors import ImageError, TargetError
+from aha.errors import CapabilityError, ImageError, SpecError, TargetError
 from aha.models import TargetModel, load_model
 from fakes import SIZE, TinyCNN, randomised
 
@@ -308,3 +308,62 @@ def test_labels_must_fit(labels: Any, says: str, bare: TargetModel, images: Tens
 def test_labels_run_out(model: TargetModel, folder: Path) -> None:
     with pytest.raises(TargetError, match="2 labels are too few; image number 3 has none"):
         collect(model, folder, labels=[0, 1])
+
+
+# Datasets
+
+
+class Pictures(Dataset[Any]):
+    """As torchvision's folders are: pictures with labels."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return picture(index, (50, 40)), index % 3
+
+
+class Stream(IterableDataset[Any]):
+    """No length, no labels, dicts."""
+
+    def __iter__(self) -> Any:
+        return iter([{"image": picture(seed)} for seed in range(3)])
+
+
+def test_datasets_of_pictures(model: TargetModel) -> None:
+    batches = list(iter_batches(model, Pictures(5), 2))
+    assert [len(batch.inputs) for batch in batches] == [2, 2, 1]
+    assert [subject.name for batch in batches for subject in batch.subjects] == [f"image-{i}" for i in range(5)]
+    assert [label for batch in batches for label in batch.labels.tolist()] == [0, 1, 2, 0, 1]
+    assert torch.equal(batches[1].inputs[1], model.stated_preprocessing()(picture(3, (50, 40)))[0])
+    assert count_images(Pictures(5)) == 5
+    found = aha.explain(model, Pictures(5), "gradient", target="label", batch_size=2)
+    assert found.targets.tolist() == [0, 1, 2, 0, 1]
+    assert aha.explain(model, Pictures(2), "gradient", target=[4, 3]).targets.tolist() == [4, 3]
+
+
+def test_datasets_of_inputs(bare: TargetModel, images: Tensor) -> None:
+    found = aha.explain(bare, TensorDataset(images, torch.tensor([3, 1, 0, 2])), "gradient", target="label")
+    assert found.targets.tolist() == [3, 1, 0, 2]
+    assert torch.equal(found.maps, aha.explain(bare, images, "gradient", target=[3, 1, 0, 2]).maps)
+
+
+def test_datasets_without_length_or_labels(model: TargetModel) -> None:
+    (batch,) = iter_batches(model, Stream(), 8)
+    assert len(batch.inputs) == 3 and batch.labels is None
+    assert count_images(Stream()) is None
+    with pytest.raises(TargetError, match="needs labels"):
+        aha.explain(model, Stream(), "gradient", target="label")
+
+
+def test_a_list_of_methods(model: TargetModel, images: Tensor) -> None:
+    found = aha.explain(model, images, ["gradient", "smooth(gradient, n=2)"], target=1)
+    assert list(found) == ["gradient", "smooth(gradient, n=2)"]
+    assert torch.equal(found["gradient"].maps, aha.explain(model, images, "gradient", target=1).maps)
+    with pytest.raises(SpecError, match="empty list of methods"):
+        aha.explain(model, images, [])
+    with pytest.raises(CapabilityError, match="rollout needs attention"):  # before the first is computed
+        aha.explain(model, images, ["gradient", "rollout"])

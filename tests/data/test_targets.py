@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 import aha
-from aha.data.targets import class_index, resolve_targets, top_classes
-from aha.errors import TargetError
+from aha.data.targets import resolve_targets, top_classes
+from aha.errors import SpecError, TargetError
 from aha.models import TargetModel, load_model
+from aha.models.class_names import index_of
+from aha.models.habits import imagenet_names
 from fakes import CLASSES, SIZE, LinearModel, TinyCNN, randomised
 
 NAMES = ["Ant", "bee", "great white shark", "dog", "top1"]
@@ -99,6 +101,7 @@ def test_later_batches_take_their_own_part(model: TargetModel, outputs: Tensor) 
         ("top6", "target='top6' asks for 6 classes; module:TinyCNN has 5"),
         ("top0", "asks for 0 classes"),
         ("shrak", "unknown target 'shrak'"),
+        ("white", "did you mean great white shark"),
         ("great white shrk", "did you mean great white shark"),
         ("zzz", "write top1, top5, label, a class index or a class name"),
         ("", "unknown target ''"),
@@ -130,7 +133,7 @@ def test_too_few_targets_show_when_they_run_out(model: TargetModel, outputs: Ten
 
 def test_a_name_that_is_a_word_of_ours_is_reached_by_its_number(model: TargetModel, outputs: Tensor) -> None:
     assert resolve_targets("top1", model, outputs, None)[0] == [1]
-    assert class_index("4", model) == 4
+    assert model.class_index("4") == 4
 
 
 def test_targets_reach_the_explanation(images: Tensor) -> None:
@@ -143,3 +146,22 @@ def test_targets_reach_the_explanation(images: Tensor) -> None:
     assert torch.allclose(found.maps, weights[[0, 4, 1, 2, 3]], atol=1e-6)
     labelled = aha.explain(model, images, "gradient", target="label", labels=[3, 3, 0, 1])
     assert labelled.targets.tolist() == [3, 3, 0, 1]
+
+
+def test_words_inside_imagenets_names() -> None:
+    names = imagenet_names()
+    with pytest.raises(TargetError, match=r"unknown target 'cat'; did you mean tabby, tiger cat, .*Egyptian cat"):
+        index_of("cat", names)
+    assert index_of("tabby cat", names) == index_of("Tabby", names) == 281  # another name of the same class
+    with pytest.raises(TargetError, match=r"did you mean .*retriever"):
+        index_of("retriever", names)
+
+
+def test_classes_of_a_contrast_by_name(model: TargetModel, images: Tensor) -> None:
+    first, second = (model.class_names or ())[:2]
+    by_name = aha.explain(model, images, f"var(gradient, classes=[{first!r}, {second!r}])", target=0)
+    assert torch.equal(by_name.maps, aha.explain(model, images, "var(gradient, classes=[0, 1])", target=0).maps)
+    with pytest.raises(TargetError, match="unknown target 'nobody'"):
+        aha.explain(model, images, "var(gradient, classes=['nobody', 1])")
+    with pytest.raises(SpecError, match="name a class twice"):
+        aha.explain(model, images, f"var(gradient, classes=[0, {first!r}])")

@@ -35,7 +35,7 @@ NORMAL = {"input_size": SIZE, "mean": (0.5,) * 3, "std": (0.5,) * 3}
 @pytest.mark.parametrize(
     ("model", "options", "error", "says"),
     [
-        ("resnet18", {}, SpecError, "write SOURCE:NAME with a source of demo, hf, timm, torchvision"),
+        ("resnet18", {}, SpecError, "write SOURCE:NAME with a source of clip, demo, hf, python, timm, torchvision"),
         ("timm:", {}, SpecError, "cannot read model"),
         ("tim:resnet18", {}, UnknownName, "unknown model source 'tim'; did you mean timm"),
         ("timm:resnet_18", {}, UnknownName, "unknown model timm:resnet_18; did you mean .*resnet18"),
@@ -49,7 +49,12 @@ NORMAL = {"input_size": SIZE, "mean": (0.5,) * 3, "std": (0.5,) * 3}
         ("timm:test_vit", {"input_size": "big"}, ModelError, "input size 'big'"),
         ("timm:test_vit", {"score": "softmx"}, UnknownName, "did you mean .*softmax"),
         ("timm:test_vit", {"precision": "int8", "pretrained": False}, ModelError, "precision"),
-        ("timm:test_vit", {"batch_size": 0, "pretrained": False}, ModelError, "batch size must be at least 1"),
+        (
+            "timm:test_vit",
+            {"batch_size": 0, "pretrained": False},
+            ModelError,
+            "batch size must be a whole number of at least 1",
+        ),
         (3, {}, SpecError, "cannot read model 3"),
         (None, {}, SpecError, "cannot read model None"),
         (LinearModel(), {"input_size": 32}, ModelError, "needs input_size, mean and std together"),
@@ -76,7 +81,7 @@ def test_a_loaded_model_passes_through() -> None:
 
 def test_what_a_plain_module_did_not_state_is_asked_for(images: Tensor) -> None:
     model = load_model(randomised(TinyCNN()))
-    with pytest.raises(ModelError, match="state input_size, mean and std in load_model"):
+    with pytest.raises(ModelError, match="does not say how pictures become its inputs"):
         aha.explain(model, Image.new("RGB", (40, 40)), "gradient")
     with pytest.raises(ModelError, match="number of classes is unknown"):
         _ = model.num_classes

@@ -25,7 +25,7 @@ from aha.core.registry import nearest_names
 from aha.errors import AhaError, SpecError
 from aha.methods import Method, check_fit, load_method
 from aha.metrics.protocols import Protocol, load_protocols
-from aha.models import TargetModel
+from aha.models import TargetModel, refuse_code
 from aha.models.copies import Engine
 from aha.models.runnable import Precision
 from aha.models.scores import load_score
@@ -110,6 +110,9 @@ def read_plans(path: Path, changes: Mapping[str, Any] | None = None) -> list[Pla
     changes = changes or {}
     if "model" in changes and "weights" in table and "weights" not in changes:
         raise SpecError(f"the weights in {path} belong to the models there; with another model, say its --weights too")
+    if "model" not in changes:
+        for model in _listed(table.get("model")):
+            refuse_code(model, f"the plan {path}")
     return make_plans({**table, **changes}, source=str(path))
 
 

@@ -94,8 +94,9 @@ class Subjects:
             geometry = Geometry.identity((inputs.shape[-2], inputs.shape[-1]))
             return LoadedImage(image, inputs, Subject(image.id, content.image, geometry), content.cells)
         picture = read_image(content)
-        inputs, geometry = self._model.stated_preprocessing()(picture)
-        return LoadedImage(image, inputs, Subject(image.id, picture, geometry))
+        preprocess = self._model.stated_preprocessing()
+        inputs, geometry = preprocess(picture)
+        return LoadedImage(image, inputs, Subject(image.id, preprocess.drawn_on(picture, inputs), geometry))
 
     def truth(self, loaded: Sequence[LoadedImage]) -> Truth:
         """Masks, boxes and cells of images that have been read; masks are read when they are asked for."""

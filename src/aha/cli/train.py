@@ -136,9 +136,11 @@ def export(
     with reported(debug=debug, quiet=quiet):
         from aha.learned.explainer import Explainer
         from aha.learned.export import export_onnx
-        from aha.models import load_model
+        from aha.models import load_model, refuse_code
 
         loaded = Explainer.from_pretrained(explainer)
+        if model is None:
+            refuse_code(loaded.config.target, "the explainer")
         target = load_model(model or loaded.config.target, weights=weights, pretrained=not no_pretrained, device="cpu")
         difference = export_onnx(loaded, target, onnx)
         if json:

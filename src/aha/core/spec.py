@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from aha.core.registry import Registry, nearest_names
-from aha.errors import SpecError
+from aha.errors import SpecError, UnknownName
 
 MAX_LENGTH = 4000  # longer texts are not written by people, and deep nesting would exhaust Python's own parser
 
@@ -56,7 +56,7 @@ class Spec:
 
 
 def parse(text: str, registry: Registry[type[S]], *inner: Registry[Any]) -> S:
-    """The value that `text` describes, built from the classes of `registry`; its parameters also from `inner` ones."""
+    """The value that `text` describes, of a class of `registry`; its parameters are of `inner` ones, or of the same."""
     if not isinstance(text, str):
         raise SpecError(f"a {registry.kind} is a text such as name(parameter=value), not a {type(text).__name__}")
     if len(text) > MAX_LENGTH:
@@ -72,18 +72,34 @@ def parse(text: str, registry: Registry[type[S]], *inner: Registry[Any]) -> S:
     name = tree.id if isinstance(tree, ast.Name) else getattr(tree.func, "id", "")
     if name:
         registry[name]  # the outermost name must be of this kind, whatever its parameters are
-    value = _build(tree, (registry, *inner))
+    value = _build(tree, inner or (registry,), outermost=(registry,))
     assert isinstance(value, Spec)
     return value  # type: ignore[return-value]  # the registry holds only classes of S
 
 
 def _class(name: str, registries: tuple[Registry[Any], ...]) -> type[Spec]:
-    holder = next((registry for registry in registries if name in registry), registries[0])
-    found: type[Spec] = holder[name]
-    return found
+    """The class of a name inside a spec, which may be of several kinds."""
+    for registry in registries:
+        if name in registry:
+            found: type[Spec] = registry[name]
+            return found
+    close = {near: registry.kind for registry in registries for near in nearest_names(name, registry)}
+    if best := nearest_names(name, close):
+        raise UnknownName(f"unknown {close[best[0]]} {name!r}; did you mean {', '.join(best)}?")
+    kinds = " or ".join(registry.kind for registry in registries)
+    lists = "; ".join(f"{registry.kind}s: {_some_of(registry)}" for registry in registries)
+    raise UnknownName(f"unknown {kinds or 'value'} {name!r}; {lists or 'write a number, a text or a list'}")
 
 
-def _build(node: ast.expr, registries: tuple[Registry[Any], ...]) -> Any:
+def _some_of(registry: Registry[Any], most: int = 8) -> str:
+    names = list(registry)
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _build(
+    node: ast.expr, registries: tuple[Registry[Any], ...], outermost: tuple[Registry[Any], ...] | None = None
+) -> Any:
+    named_in = registries if outermost is None else outermost
     match node:
         case ast.Constant(value=value) if isinstance(value, bool | int | float | str | None):
             return value
@@ -94,7 +110,7 @@ def _build(node: ast.expr, registries: tuple[Registry[Any], ...]) -> Any:
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
             return tuple(_build(element, registries) for element in elements)
         case ast.Name(id=name):
-            return _create(_class(name, registries), [], {})
+            return _create(_class(name, named_in), [], {})
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             if any(keyword.arg is None for keyword in keywords) or any(isinstance(a, ast.Starred) for a in args):
                 raise SpecError(f"{name}: * and ** are not allowed in a spec")
@@ -102,8 +118,9 @@ def _build(node: ast.expr, registries: tuple[Registry[Any], ...]) -> Any:
             if twice := {word for word in written if written.count(word) > 1}:
                 raise SpecError(f"{name}: {', '.join(sorted(twice))} is given twice")
             named = {str(keyword.arg): _build(keyword.value, registries) for keyword in keywords}
-            return _create(_class(name, registries), [_build(arg, registries) for arg in args], named)
-    raise SpecError(f"{_source(node)} is not allowed in a spec; use numbers, texts, lists and {registries[0].kind}s")
+            return _create(_class(name, named_in), [_build(arg, registries) for arg in args], named)
+    kinds = "".join(f" and {registry.kind}s" for registry in named_in[:1])
+    raise SpecError(f"{_source(node)} is not allowed in a spec; use numbers, texts, lists{kinds}")
 
 
 def _create(cls: type[S], positional: list[Any], named: dict[str, Any]) -> S:

@@ -1,20 +1,23 @@
 """Batches of model inputs from anything a caller hands in.
 
 Pictures (paths, folders, PIL images, arrays, uint8 tensors) go through the model's preprocessing. Float tensors and
-what a DataLoader gives are model inputs already, normalised by the caller, and pass as they are.
+what a DataLoader gives are model inputs already, normalised by the caller, and pass as they are. A Dataset may hold
+either, alone or with labels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision.transforms.functional import to_pil_image
 
 from aha.data.images import iter_pictures
@@ -22,8 +25,10 @@ from aha.errors import ImageError, TargetError
 from aha.models import TargetModel
 from aha.models.preprocessing import Geometry
 
+T = TypeVar("T")
+
 Images = Any
-"""A path, folder, PIL image, array, tensor, a list of these, or a DataLoader."""
+"""A path, folder, PIL image, array, tensor, a list of these, a torch Dataset, or a DataLoader."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,9 @@ def count_images(images: Images) -> int | None:
     if isinstance(images, list | tuple):
         is_plain = not any(isinstance(item, str | Path) and Path(item).is_dir() for item in images)
         return len(images) if is_plain else None
-    return None if isinstance(images, DataLoader) else 1
+    if isinstance(images, DataLoader | IterableDataset):
+        return None
+    return len(images) if isinstance(images, Dataset) else 1  # type: ignore[arg-type]  # those that are indexed have one
 
 
 def iter_batches(
@@ -75,6 +82,8 @@ def iter_batches(
     """Batches of at most `batch_size` images, read as they are needed."""
     if isinstance(images, Batch):
         batches = iter((images,))
+    elif isinstance(images, Dataset):
+        batches = _from_dataset(model, images, batch_size, on_error)
     elif isinstance(images, DataLoader):
         batches = _from_loader(model, images)
     elif (inputs := _as_inputs(images)) is not None:
@@ -138,13 +147,56 @@ def _from_loader(model: TargetModel, loader: DataLoader[Any]) -> Iterator[Batch]
         first += len(inputs)
 
 
-def _split(item: Any) -> tuple[Tensor, Tensor | None]:
-    """Inputs and labels of a loader's item: a tensor, (images, labels, ...), or a dict with the usual names."""
+def _from_dataset(
+    model: TargetModel,
+    items: Dataset[Any],
+    batch_size: int,
+    on_error: Callable[[str, ImageError], None] | None,
+) -> Iterator[Batch]:
+    """Pictures or inputs, item by item, read as they are needed; labels where all items of a batch have one."""
+    source = iter(items) if isinstance(items, IterableDataset) else (items[i] for i in range(len(items)))  # type: ignore[arg-type]
+    first = 0
+    for part in _in_lists(map(_parts, source), batch_size):
+        images, labels = [image for image, _ in part], [label for _, label in part]
+        known = None if None in labels else torch.tensor(labels)
+        inputs = _as_inputs(images)
+        batches = (
+            _from_pictures(model, images, batch_size, on_error, first)
+            if inputs is None
+            else _from_inputs(model, inputs, batch_size, first)
+        )
+        for batch in batches:
+            places = batch.positions or list(range(len(batch.inputs)))
+            own = None if known is None else known[places]
+            yield replace(batch, labels=own, positions=[first + place for place in places])
+        first += len(part)
+
+
+def _in_lists(items: Iterator[T], size: int) -> Iterator[list[T]]:
+    while part := list(islice(items, size)):
+        yield part
+
+
+def _parts(item: Any) -> tuple[Any, int | None]:
+    """The image and the label of a Dataset's item."""
+    image, label = _image_and_label(item)
+    is_label = isinstance(label, int | np.integer) or (isinstance(label, Tensor) and label.dim() == 0)
+    is_label = is_label and not (isinstance(label, Tensor) and label.is_floating_point())
+    return image, int(label) if is_label else None
+
+
+def _image_and_label(item: Any) -> tuple[Any, Any]:
+    """What an item of a loader or a Dataset consists of: an image, (image, label, ...), or a dict with usual names."""
     if isinstance(item, Mapping):
-        inputs: Any = next((item[k] for k in ("pixel_values", "image", "images", "inputs") if k in item), None)
-        labels: Any = next((item[k] for k in ("labels", "label", "target", "targets") if k in item), None)
-    else:
-        inputs, labels, *_ = [*item, None] if isinstance(item, list | tuple) else [item, None]
+        image: Any = next((item[k] for k in ("pixel_values", "image", "images", "img", "inputs") if k in item), None)
+        return image, next((item[k] for k in ("labels", "label", "target", "targets") if k in item), None)
+    image, label, *_ = [*item, None] if isinstance(item, list | tuple) else [item, None]
+    return image, label
+
+
+def _split(item: Any) -> tuple[Tensor, Tensor | None]:
+    """Inputs and labels of a loader's item."""
+    inputs, labels = _image_and_label(item)
     if not _is_float_tensor(inputs) or inputs.dim() != 4:
         raise ImageError("the DataLoader must give float images (B, C, H, W), alone or with labels")
     has_labels = isinstance(labels, Tensor) and labels.dim() == 1 and not labels.is_floating_point()
@@ -156,7 +208,9 @@ def _from_pictures(
     images: Images,
     batch_size: int,
     on_error: Callable[[str, ImageError], None] | None,
+    first: int = 0,
 ) -> Iterator[Batch]:
+    """Batches of pictures; those without a file are named by their number, which starts at `first`."""
     preprocess = model.stated_preprocessing()
     if isinstance(images, Tensor) and images.dim() == 4:
         images = list(images)
@@ -171,7 +225,7 @@ def _from_pictures(
         assert on_error is not None
         on_error(name, error)
 
-    for index, picture in enumerate(iter_pictures(images, None if on_error is None else leave_out)):
+    for index, picture in enumerate(iter_pictures(images, None if on_error is None else leave_out, first)):
         try:
             tensor, geometry = preprocess(picture.image)
         except ImageError as error:  # readable, but too elongated for the model's crop
@@ -180,7 +234,7 @@ def _from_pictures(
             on_error(picture.name, error)
             continue
         inputs.append(tensor)
-        subjects.append(Subject(picture.name, picture.image, geometry, picture.path))
+        subjects.append(Subject(picture.name, preprocess.drawn_on(picture.image, tensor), geometry, picture.path))
         positions.append(index + unreadable)
         if len(inputs) == batch_size:
             yield Batch(torch.stack(inputs), subjects, positions=positions)

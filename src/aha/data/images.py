@@ -96,13 +96,16 @@ def find_images(path: Path) -> list[Path]:
 
 
 def iter_pictures(
-    inputs: ImageSource | Sequence[ImageSource], on_error: Callable[[str, ImageError], None] | None = None
+    inputs: ImageSource | Sequence[ImageSource],
+    on_error: Callable[[str, ImageError], None] | None = None,
+    first: int = 0,
 ) -> Iterator[Picture]:
     """Reads pictures one at a time, so that a large folder never has to fit into memory.
 
     Args:
         inputs: Anything `read_image` takes, a folder, or a list or tuple of these.
         on_error: Told the name and the error of each picture that cannot be read, which is then left out.
+        first: The number of the first picture, by which those from memory are named.
 
     Raises:
         ImageError: While iterating, at the first picture that cannot be read, unless `on_error` takes it.
@@ -110,7 +113,7 @@ def iter_pictures(
     sources = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes) else [inputs]
     if not sources:
         raise ImageError("no pictures were given")
-    position = 0
+    position = first
     for source in sources:
         for item in _items(source):
             path = item if isinstance(item, Path) else None

@@ -6,7 +6,6 @@ larger image, which convolutional networks accept. With boxes, each class also h
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -19,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from aha.core.seeds import generator_of
-from aha.errors import AhaWarning, ImageError, ModelError, SpecError
+from aha.errors import AhaWarning, ImageError, ModelError, SpecError, warn
 from aha.models import TargetModel
 
 Cell = tuple[int, int, int, int]
@@ -153,7 +152,7 @@ def _filled(model: TargetModel, tiles: Iterator[_Tile], count: int, n: int, cell
                 return
     if not finished:
         raise ImageError(f"no mosaic could be filled: {n * n} usable pictures of different classes are needed")
-    warnings.warn(f"the pictures sufficed for {finished} of {count} mosaics", AhaWarning, stacklevel=2)
+    warn(f"the pictures sufficed for {finished} of {count} mosaics", AhaWarning)
 
 
 def _tiled(model: TargetModel, tiles: list[_Tile], n: int, cell: Fitting) -> Mosaic:

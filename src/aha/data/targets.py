@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aha.core.registry import nearest_names
 from aha.errors import TargetError
 from aha.models import TargetModel
 
@@ -73,7 +72,7 @@ def class_list(text: str, model: TargetModel) -> list[int]:
     else:
         name, count = pieces[0].strip(), 1
     rest = ",".join(pieces[count:])
-    return [class_index(name, model), *(class_list(rest, model) if rest.strip() else [])]
+    return [model.class_index(name), *(class_list(rest, model) if rest.strip() else [])]
 
 
 def top_classes(outputs: Tensor, count: int, num_classes: int = 2) -> Tensor:
@@ -81,18 +80,6 @@ def top_classes(outputs: Tensor, count: int, num_classes: int = 2) -> Tensor:
     if outputs.shape[1] == 1 and num_classes == 2:
         outputs = torch.cat([-outputs, outputs], dim=1)
     return outputs.topk(count, dim=1).indices
-
-
-def class_index(name: str, model: TargetModel) -> int:
-    """The class with this name, or with this number written as text."""
-    if re.fullmatch(r"\d+", name):
-        return int(name)
-    names = [known.lower() for known in model.class_names or ()]
-    if name.lower() in names:
-        return names.index(name.lower())
-    hints = nearest_names(name, names)
-    advice = f"did you mean {', '.join(hints)}?" if hints else "write top1, top5, label, a class index or a class name"
-    raise TargetError(f"unknown target {name!r}; {advice}")
 
 
 def _by_position(target: Any, model: TargetModel, positions: Sequence[int], total: int | None) -> list[list[int]]:
@@ -123,7 +110,7 @@ def _as_list(row: Any) -> list[Any]:
 def _index(value: Any, model: TargetModel) -> int:
     """A class by its name or by a whole number of any library."""
     if isinstance(value, str):
-        return class_index(value, model)
+        return model.class_index(value)
     try:
         if isinstance(value, bool):
             raise TypeError

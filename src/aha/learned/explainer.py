@@ -29,7 +29,7 @@ from aha.learned.calibration import calibrated
 from aha.learned.decoder import Decoder, DecoderConfig, Given, unit_scaled
 from aha.learned.evidence import LOG_ODDS, LOGIT, class_evidence, evidence_channels, standardised_maps, traced
 from aha.learned.settings import ENCODERS, Design, Evidence
-from aha.models import TargetModel, load_model
+from aha.models import TargetModel, load_model, refuse_code
 from aha.models.hooks import preserved_random_state
 from aha.models.tracing import Trace
 from aha.models.weights import check_weights, load_weights, state_digest
@@ -247,7 +247,9 @@ class Explainer(nn.Module):
 
     def check_target(self, target: TargetModel) -> None:
         """Refuses a model of another kind, and warns of other weights: that is the out-of-distribution case."""
-        if target.num_classes != self.config.num_classes:
+        # Other texts are other classes of the same network, and their embeddings are all that is asked of them.
+        is_open = target.has_texts and self.embedding is None
+        if target.num_classes != self.config.num_classes and not is_open:
             raise ModelError(
                 f"this explainer knows {self.config.num_classes} classes; {target.spec} has {target.num_classes}"
             )
@@ -326,6 +328,7 @@ def _shares_probability(target: TargetModel) -> bool:
 
 def _load_encoder(spec: str, target: TargetModel) -> TargetModel:
     """A frozen encoder beside the target: same device, same precision, same input size."""
+    refuse_code(spec, "the explainer")  # its config may come from anywhere
     size = target.stated_preprocessing().size
     return load_model(spec, input_size=size, device=target.device, precision=target.precision)
 

@@ -386,7 +386,8 @@ def _fresh(target: TargetModel, design: Design, samples: Sequence[Sample], seed:
     conditioning = design.conditioning
     if conditioning == "auto":
         labelled = sum(sample.label is not None for sample in samples)
-        conditioning = "embedding" if labelled >= _ENOUGH_PER_CLASS * target.num_classes else "head"
+        is_closed = not target.has_texts  # a table of classes would know no other texts
+        conditioning = "embedding" if is_closed and labelled >= _ENOUGH_PER_CLASS * target.num_classes else "head"
         if conditioning == "head":
             try:
                 _ = target.class_vectors

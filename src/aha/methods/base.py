@@ -111,19 +111,21 @@ def method(name: str, *, family: str, needs: Iterable[str] = (), citation: str =
 
 def load_method(spec: str | Method) -> Method:
     """A method from its text, for example `smooth(gradient, n=20)`; a method passes through."""
-    return spec if isinstance(spec, Method) else parse(spec, METHODS, PARTITIONS, REFERENCES)
+    return spec if isinstance(spec, Method) else parse(spec, METHODS, METHODS, PARTITIONS, REFERENCES)
 
 
 def list_methods(model: TargetModel | None = None) -> list[str]:
     """Names of all methods, or of those that work on this model."""
-    return list(METHODS) if model is None else _usable(model)
+    return [name for name in METHODS if model is None or _fits(METHODS[name], model)]
 
 
-def _usable(model: TargetModel, size: Sequence[int] | None = None) -> list[str]:
-    able = model.structure(size).capabilities
-    fitting = {name: METHODS[name] for name in METHODS if METHODS[name].required <= able}
+def _fits(kind: type[Method], model: TargetModel, size: Sequence[int] | None = None) -> bool:
+    if "gradients" in kind.required and model.gradient_refusal(size):
+        return False
+    if not kind.required <= model.structure(size).capabilities:
+        return False
     # What wraps another method can refuse only together with that one.
-    return [name for name, kind in fitting.items() if kind.family == "wrapper" or _serves(kind(), model, size)]
+    return kind.family == "wrapper" or _serves(kind(), model, size)
 
 
 def _serves(chosen: Method, model: TargetModel, size: Sequence[int] | None) -> bool:
@@ -135,21 +137,45 @@ def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = N
     """Refuses a method whose needs the model cannot meet for inputs of this size, before anything is computed."""
     for reference in chosen.references:
         check_reference(reference, model)
+    if "gradients" in chosen.needs and (why := model.gradient_refusal(size)):
+        raise CapabilityError(
+            f"{chosen} needs gradients, which {model.spec} does not give: {why} {_advice(model, size)}"
+        )
     if chosen.needs <= {"gradients"}:
-        return  # every differentiable model will do: no need to look inside
+        return  # no need to look inside
     structure = model.structure(size)
     lacking = sorted(chosen.needs - structure.capabilities)
     if not lacking:
         why = chosen.refusal(model, size)
         if why:
-            raise CapabilityError(f"{chosen} does not fit {model.spec}: {why}")
+            raise CapabilityError(f"{chosen} does not fit {model.spec}: {why}. {_advice(model, size)}")
         return
     reasons = {structure.missing.get(need, "") for need in lacking} - {""}
     because = f" ({'; '.join(sorted(reasons))})" if reasons else ""
     raise CapabilityError(
         f"{chosen} needs {', '.join(lacking)}; {model.spec} has {', '.join(sorted(structure.capabilities))}{because}. "
-        f"Try: {', '.join(_usable(model, size))}"
+        f"{_advice(model, size)}"
     )
+
+
+# What to try first where a method does not fit: one of each kind, from exact and quick to general and slow.
+_ALTERNATIVES = (
+    "grad_cam",
+    "legrad",
+    "integrated_gradients",
+    "transformer_attribution",
+    "lrp",
+    "rise",
+    "occlusion",
+    "lime",
+)
+_MOST_NAMED = 5
+
+
+def _advice(model: TargetModel, size: Sequence[int] | None) -> str:
+    """A few methods that fit the model, and where the others are."""
+    fitting = [name for name in _ALTERNATIVES if name in METHODS and _fits(METHODS[name], model, size)]
+    return f"Try: {', '.join(fitting[:_MOST_NAMED])}; `aha list methods --model` shows all that fit"
 
 
 def pick_layer(layers: Sequence[T], layer: int) -> T:

@@ -38,16 +38,16 @@ class Var(Method):
     Attributes:
         inner: the base method.
         classes: which classes compete: "top5" (or any number), "top5+min" with the least probable besides,
-            "best_vs_worst", a list of indices, or "grid" for those that are explained together, as the classes of a
-            mosaic are. The explained class always takes part; if need be it replaces the last of the top ones, or joins
-            the list.
+            "best_vs_worst", a list of indices or names, or "grid" for those that are explained together, as the
+            classes of a mosaic are. The explained class always takes part; if need be it replaces the last of the top
+            ones, or joins the list.
         temperatures: factors of which the mean is taken.
         threshold: keep a place only where `q_c > 1/K`; a number asks for `q_c - 1/K` above it; False keeps all.
         competition: "shared_scale" as above, "divide" for eq. 2 as it is written, "absolute" as in the code.
     """
 
     inner: Method
-    classes: str | tuple[int, ...] = "top5"
+    classes: str | tuple[int | str, ...] = "top5"
     temperatures: tuple[float, ...] = (1, 5, 100)
     threshold: bool | float = True
     competition: Competition = "shared_scale"
@@ -112,8 +112,10 @@ class Var(Method):
     def _rivals(self, model: TargetModel, images: Tensor, classes: Tensor) -> list[list[int]]:
         """For each row, the classes that compete, its own among them."""
         if not isinstance(self.classes, str):
-            model.check_classes(self.classes)
-            listed = list(self.classes)
+            listed = [model.class_index(name) if isinstance(name, str) else name for name in self.classes]
+            model.check_classes(listed)
+            if len(set(listed)) < len(listed):
+                raise SpecError(f"var: classes={list(self.classes)} name a class twice")
             return [listed if c in listed else [*listed, c] for c in classes.tolist()]
         if self.classes == "grid":
             raise SpecError("var: classes='grid' needs to know which classes are explained together: use aha.explain")
@@ -152,6 +154,6 @@ def _rule(text: str) -> tuple[int, bool]:
     found = re.fullmatch(r"top([1-9]\d*)(\+min)?", text)
     if found is None or (found[1] == "1" and not found[2]):
         raise SpecError(
-            f"var: classes={text!r}; write 'top5', 'top5+min', 'best_vs_worst', 'grid' or a list of indices"
+            f"var: classes={text!r}; write 'top5', 'top5+min', 'best_vs_worst', 'grid' or a list of indices or names"
         )
     return int(found[1]), bool(found[2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from aha.errors import ModelError
 from aha.models.copies import Engine
+from aha.models.habits import own_class_names, own_preprocessing
 from aha.models.hooks import autograd, preserved_random_state
 from aha.models.outputs import OutputReader
 from aha.models.preprocessing import Fit, Preprocessing
@@ -19,6 +21,17 @@ from aha.models.runnable import Precision, unwrapped
 from aha.models.scores import Score, ScoreFunction, load_score
 from aha.models.sources import Loaded, Request, default_device, split_spec
 from aha.models.target import TargetModel
+from aha.models.texts import (
+    TextClassifier,
+    Texts,
+    Tokenizer,
+    in_brackets,
+    is_two_towers,
+    names_of,
+    split_texts,
+    with_texts,
+)
+from aha.models.transforms import Transform, Transformed
 
 Size = int | Sequence[int]
 
@@ -26,15 +39,19 @@ Size = int | Sequence[int]
 def load_model(
     model: str | nn.Module | TargetModel,
     *,
-    weights: str | Path | None = None,
+    weights: str | Path | Any | None = None,
     pretrained: bool = True,
     input_size: Size | None = None,
     img_size: Size | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     fit: Fit | None = None,
+    transform: Transform | None = None,
+    processor: Any = None,
+    texts: Texts | None = None,
+    tokenizer: Tokenizer | None = None,
     class_names: Sequence[str] | None = None,
-    score: str | ScoreFunction | Score = "softmax",
+    score: str | ScoreFunction | Score | None = None,
     output: OutputReader = None,
     device: str | torch.device | None = None,
     precision: Precision = "float32",
@@ -44,19 +61,29 @@ def load_model(
     """The model to explain.
 
     Args:
-        model: `timm:NAME[.TAG]`, `torchvision:NAME`, `hf:REPOSITORY_OR_FOLDER`, `demo:efficientnet_lite0`, or a module.
-            A module stays the caller's: its device, mode and flags are never changed.
+        model: `timm:NAME[.TAG]`, `torchvision:NAME`, `hf:REPOSITORY_OR_FOLDER`, `clip:REPOSITORY_OR_FOLDER`,
+            `python:PACKAGE.MODULE:FUNCTION` (your own, whose code is run), `demo:efficientnet_lite0`, or a module.
+            A module stays the caller's: its device, mode and flags are never changed. Modules of timm and transformers
+            say themselves how pictures become their inputs; others are told by the options below.
         weights: a .safetensors file, or "torch:FILE" for a PyTorch file that you trust and that holds only tensors;
-            fetched from the hub if left out.
+            fetched from the hub if left out. For a module of torchvision, the entry it was built with
+            (`ResNet50_Weights.DEFAULT`), for its transforms and class names.
         pretrained: False gives random weights, the same ones each time.
         input_size: size of the model input: one number, (H, W) or (C, H, W). `img_size` is timm's word for it.
-        mean: per-channel mean of the normalisation; with `input_size` and `std`, needed to explain pictures with a
-            plain module. Tensors need none of them: they are model inputs already.
+        mean: per-channel mean of the normalisation; with `input_size` and `std`, all that is needed to explain pictures
+            with a plain module. Tensors need none of them: they are model inputs already.
         std: per-channel standard deviation of the normalisation.
         fit: "crop" (resize and centre crop), "squash" (whole picture, aspect lost) or "pad".
+        transform: any callable from a picture in RGB to its input (C, H, W), such as a `Compose` of torchvision. Maps
+            are drawn on the original picture where the transform only scales, shifts and cuts, else on its result.
+        processor: the image processor of a transformers model, or the processor that has its tokenizer too.
+        texts: for CLIP, SigLIP and their kin: the texts that are the classes. For a tower without texts, a mapping from
+            texts to embeddings.
+        tokenizer: for an open_clip model with texts, `open_clip.get_tokenizer(NAME)`.
         class_names: one name per class, for pictures and manifests.
-        score: what is reported and measured: softmax, log_softmax, sigmoid, logit, regression, or a function
-            `(outputs (B, K), classes (B,)) -> (B,)`. Methods differentiate its logit unless told otherwise.
+        score: what is reported and measured: softmax (the default), log_softmax, sigmoid (the default of SigLIP),
+            logit, regression, or a function `(outputs (B, K), classes (B,)) -> (B,)`. Methods differentiate its logit
+            unless told otherwise.
         output: where the class outputs are in what the model returns: a key, an index or a function.
         device: for specs; the best one at hand by default.
         precision: float32, or bfloat16/float16 autocast for forward passes without gradients.
@@ -68,39 +95,87 @@ def load_model(
     if isinstance(model, TargetModel):
         _refuse_options(locals())
         return model
-    size, scored = _height_width(input_size if input_size is not None else img_size), load_score(score)
-    if weights is not None and not isinstance(weights, str | Path):
-        raise ModelError(f"weights= names a file, it cannot be a {type(weights).__name__}")
+    size = _height_width(input_size if input_size is not None else img_size)
+    stated = None if score is None else load_score(score)  # before anything is loaded
     if isinstance(model, nn.Module):
-        if weights is not None:
-            raise ModelError("a module has weights already; load others into it yourself: module.load_state_dict(...)")
         if device is not None and _named_device(device) != _device_of(model):
             raise ModelError(f"the module is on {_device_of(model)}; move it yourself: module.to({str(device)!r})")
-        preprocessing = _stated(size, mean, std, fit or "crop")
-        loaded = Loaded(model, preprocessing, None) if preprocessing else None
-        spec, module = f"module:{type(unwrapped(model)).__name__}", model
+        loaded = _from_module(model, Request(None, pretrained, size, mean, std, texts), weights, processor, tokenizer)
+        spec = f"module:{type(unwrapped(model)).__name__}"
     else:
+        if weights is not None and not isinstance(weights, str | Path):
+            raise ModelError(f"weights= names a file, it cannot be a {type(weights).__name__}")
+        texts, spec = _texts_in(model, texts)
         with autograd(True):  # weights that are made in the caller's inference mode could never be part of a graph
-            loaded = _from_spec(model, Request(None if weights is None else Path(weights), pretrained, size))
+            request = Request(None if weights is None else Path(weights), pretrained, size, mean, std, texts)
+            loaded = _from_spec(spec, request)
             module = loaded.module.requires_grad_(False).eval().to(_usable(device))
             # Channels last: the same numbers from faster kernels (1.3 to 1.6 times for CNNs on a CPU).
-            module = module.to(memory_format=torch.channels_last)
-        preprocessing, spec = _overridden(loaded.preprocessing, mean, std, fit), model
+            loaded = replace(loaded, module=module.to(memory_format=torch.channels_last))
+        if processor is not None:
+            loaded = replace(loaded, preprocessing=own_preprocessing(loaded.module, size, processor))
+    if transform is not None:
+        loaded = replace(loaded, preprocessing=Transformed.by(transform, mean, std))
+    else:
+        loaded = replace(loaded, preprocessing=_adjusted(loaded.preprocessing, size, mean, std, fit))
     return TargetModel(
-        module,
-        spec=spec,
-        preprocessing=preprocessing,
-        score=scored,
-        output=output,
-        class_names=class_names if class_names is not None or loaded is None else loaded.class_names,
+        loaded.module,
+        spec=spec if texts is None else spec + in_brackets(list(texts)),
+        preprocessing=loaded.preprocessing,
+        score=stated or _own_score(loaded),
+        output=output if output is not None else loaded.options.get("output"),
+        class_names=class_names if class_names is not None else loaded.class_names,
         precision=precision,
         engine=engine,
         batch_size=batch_size,
     )
 
 
+def _from_module(
+    module: nn.Module, request: Request, weights: Any, processor: Any, tokenizer: Tokenizer | None
+) -> Loaded:
+    """The caller's own module with what it, or what came with it, says about pictures and classes."""
+    inner = unwrapped(module)
+    if request.texts is not None:
+        tokenizer = tokenizer if tokenizer is not None else getattr(processor, "tokenizer", None)
+        texts = with_texts(inner, request.texts, tokenizer)
+        names = names_of(list(request.texts), texts.is_paired)
+        return Loaded(texts, own_preprocessing(inner, request.size, processor), names)
+    if is_two_towers(inner):
+        raise ModelError(f"{type(inner).__name__} compares pictures with texts; pass texts=['a cat', 'a dog', ...]")
+    if weights is not None:
+        if not hasattr(weights, "transforms") or not hasattr(weights, "meta"):
+            raise ModelError("a module has weights already; load others into it yourself: module.load_state_dict(...)")
+        return Loaded(module, Transformed.by(weights.transforms(), None, None), weights.meta.get("categories"))
+    is_stated = None not in (request.size, request.mean, request.std)
+    own = None if is_stated and processor is None else own_preprocessing(inner, request.size, processor)
+    return Loaded(module, own, own_class_names(inner))
+
+
+def _texts_in(spec: str, texts: Texts | None) -> tuple[Texts | None, str]:
+    """The texts that a spec has in brackets, or that are given beside it, and the spec without them."""
+    place, inside = split_texts(spec) if isinstance(spec, str) and spec.startswith("clip:") else (spec, None)
+    if inside is not None and texts is not None:
+        raise ModelError(f"{spec} names its texts already; leave out texts=")
+    return (inside, place) if inside is not None else (texts, spec)
+
+
+def _own_score(loaded: Loaded) -> Score:
+    """The score that goes with the model."""
+    if "score" in loaded.options:
+        return load_score(loaded.options["score"])
+    if isinstance(loaded.module, TextClassifier):
+        if loaded.module.is_paired:
+            return load_score("sigmoid")
+        # One text alone has all of a softmax: what changes with the picture is how well they fit.
+        return load_score("softmax" if len(loaded.module.class_vectors) > 1 else "regression")
+    return load_score("softmax")
+
+
 def _from_spec(spec: str, request: Request) -> Loaded:
     source, name = split_spec(spec)
+    if request.texts is not None and not spec.startswith("clip:"):
+        raise ModelError(f"texts= is for clip: models and for modules with a text tower, not for {spec}")
     with preserved_random_state(seed=0):  # random initial weights neither disturb nor depend on the caller's state
         return source(name, request)
 
@@ -123,19 +198,26 @@ def _height_width(size: Size | None) -> tuple[int, int] | None:
     return sides[-2], sides[-1]
 
 
-def _stated(
-    size: tuple[int, int] | None, mean: Sequence[float] | None, std: Sequence[float] | None, fit: Fit
+def _adjusted(
+    own: Preprocessing | None,
+    size: tuple[int, int] | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    fit: Fit | None,
 ) -> Preprocessing | None:
-    if size is None and mean is None and std is None:
-        return None
-    if size is None or mean is None or std is None:
-        raise ModelError("a plain module needs input_size, mean and std together (or none, to explain tensors only)")
-    return Preprocessing(size, tuple(mean), tuple(std), fit=fit)
-
-
-def _overridden(
-    own: Preprocessing, mean: Sequence[float] | None, std: Sequence[float] | None, fit: Fit | None
-) -> Preprocessing:
+    """What the model says about itself, with what the caller states in its place."""
+    if own is None:
+        if size is None and mean is None and std is None:
+            return None
+        if size is None or mean is None or std is None:
+            raise ModelError(
+                "a plain module needs input_size, mean and std together (or none, to explain tensors only)"
+            )
+        return Preprocessing(size, tuple(mean), tuple(std), fit=fit or "crop")
+    if isinstance(own, Transformed):
+        if fit is not None or size not in (None, own.size):
+            raise ModelError("the model's own transform decides sizes and fit; pass another transform=")
+        return own
     return Preprocessing(
         own.size,
         own.mean if mean is None else tuple(mean),

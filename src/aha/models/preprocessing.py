@@ -173,6 +173,10 @@ class Preprocessing:
         box = (vertical[0], horizontal[0], vertical[1], horizontal[1])
         return inputs, Geometry(original, self.size, box)
 
+    def drawn_on(self, image: Image.Image, inputs: Tensor) -> Image.Image:
+        """The picture that maps are drawn on: the original one, or, where no geometry leads back, the model's view."""
+        return image
+
     def normalise(self, pixels: Tensor) -> Tensor:
         """Pixels (..., C, H, W) in [0, 1] to inputs, on their device and in their precision."""
         mean, std = self._statistics(pixels)

@@ -193,7 +193,7 @@ def _copy_with(model: TargetModel, drawn: dict[str, Tensor], layers: set[str], s
         spec=spec,
         preprocessing=model.preprocessing,
         score=model.score,
-        output=model._output,
+        output=model.output,
         class_names=model.class_names,
         precision=model.precision,
         batch_size=model.chunks.size,

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from aha.core.interrupts import checkpoint, interrupts_wait
 from aha.core.rows import fingerprints
 from aha.errors import ModelError, TargetError
+from aha.models.class_names import index_of
 from aha.models.copies import Engine, check_engine
 from aha.models.forward_only import ForwardOnly, weight_versions
+from aha.models.habits import advice
 from aha.models.hooks import autograd, evaluating, has_backward_hooks, lock_of
 from aha.models.memory import Chunks
 from aha.models.outputs import OutputReader, read_outputs
@@ -72,7 +74,7 @@ class RunnableModel:
         self.class_names = None if class_names is None else _checked_names(class_names)
         self.precision = precision
         self.chunks = Chunks(batch_size)
-        self._output = output
+        self.output = output
         self._lock = lock_of(self.module)
         self._digest: tuple[object, str] = (None, "")  # of which versions of the weights, and the digest
         self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
@@ -140,6 +142,10 @@ class RunnableModel:
             return self.class_names[index]
         return f"class {index}"
 
+    def class_index(self, name: str) -> int:
+        """The class of this name, or of this number written as text."""
+        return index_of(name, self.class_names)
+
     def _tensors(self) -> Iterator[Tensor]:
         yield from self.module.parameters()
         yield from self.module.buffers()
@@ -205,7 +211,7 @@ class RunnableModel:
             inputs = inputs.requires_grad_().clone()
         with own_numbers_of(self.module):
             returned = self.module(inputs)
-        outputs = read_outputs(returned, self._output)
+        outputs = read_outputs(returned, self.output)
         self._num_classes = self.score.num_classes(outputs)
         return outputs.float() if outputs.dtype in _HALF.values() else outputs
 
@@ -286,7 +292,9 @@ class RunnableModel:
     def stated_preprocessing(self) -> Preprocessing:
         """How pictures become inputs; a plain module must have stated it."""
         if self.preprocessing is None:
-            raise ModelError(f"{self.spec}: state input_size, mean and std in load_model to explain pictures")
+            raise ModelError(
+                f"{self.spec} does not say how pictures become its inputs: in load_model, {advice(self.module)}"
+            )
         return self.preprocessing
 
     def check_classes(self, classes: Tensor | Sequence[int]) -> None:

@@ -1,15 +1,17 @@
-"""Where models come from: timm, torchvision, transformers, and the demo package. Each gives a module and its habits.
+"""Where models come from: timm, torchvision, transformers, a user's own Python, and the demo package.
+
+Each gives a module and its habits.
 
 A source is `function(name, request) -> Loaded`. Hub downloads are the libraries' own; local weights are read by us.
 """
 
 from __future__ import annotations
 
-import json
+import importlib
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,22 @@ import torchvision
 from torch import Tensor, nn
 
 from aha.core.registry import Registry, nearest_names
-from aha.errors import MissingExtra, ModelError, SpecError, UnknownName, WeightsError
+from aha.errors import AhaError, AhaWarning, MissingExtra, ModelError, SpecError, UnknownName, WeightsError, warn
+from aha.models.habits import (
+    imagenet_names,
+    known_interpolation,
+    label_names,
+    names_for,
+    own_class_names,
+    own_preprocessing,
+    processor_preprocessing,
+    read_settings,
+    timm_preprocessing,
+)
 from aha.models.hf_preprocessing import hf_preprocessing
 from aha.models.preprocessing import Preprocessing
+from aha.models.runnable import RunnableModel
+from aha.models.texts import Texts, with_texts
 from aha.models.weights import TORCH, load_weights, read_weights, without_prefix
 
 
@@ -33,6 +48,9 @@ class Request:
     weights: Path | None = None
     pretrained: bool = True
     size: tuple[int, int] | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    texts: Texts | None = None
 
     @property
     def downloads(self) -> bool:
@@ -42,11 +60,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A module with the preprocessing and class names it was trained with."""
+    """A module with the preprocessing and class names it was trained with, and what else was said where it was made."""
 
     module: nn.Module
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | None
     class_names: Sequence[str] | None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 Source = Callable[[str, Request], Loaded]
@@ -61,18 +80,9 @@ def split_spec(spec: str) -> tuple[Source, str]:
     return SOURCES[source], name
 
 
-def imagenet_names() -> Sequence[str]:
-    """The 1000 ImageNet-1k class names in the usual order."""
-    return torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"]  # type: ignore[no-any-return]
-
-
 def imagenet_synsets() -> list[str]:
     """The 1000 ImageNet-1k synsets (`n01440764`, ...) in the usual order."""
     return list(timm.data.ImageNetInfo("imagenet-1k").label_names())
-
-
-def _names_for(count: int) -> Sequence[str] | None:
-    return imagenet_names() if count == 1000 else None
 
 
 @SOURCES.register("timm")
@@ -93,18 +103,7 @@ def load_timm(name: str, request: Request) -> Loaded:
             weights = _fitted_to_size(weights, module)
     if weights is not None:
         load_weights(module, weights, str(request.weights))
-    config = timm.data.resolve_model_data_config(module)
-    size = request.size or tuple(config["input_size"][-2:])
-    squash = config.get("crop_mode") == "squash"
-    preprocessing = Preprocessing(
-        size=size,
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-        fit="squash" if squash else "crop",
-        resize_to=None if squash else math.floor(min(size) / config["crop_pct"]),
-        interpolation=_interpolation(config["interpolation"]),
-    )
-    return Loaded(module, preprocessing, _names_for(module.num_classes))
+    return Loaded(module, timm_preprocessing(module, request.size), names_for(module.num_classes))
 
 
 def _create_timm(name: str, request: Request, num_classes: int | None) -> Any:
@@ -167,7 +166,7 @@ def load_torchvision(name: str, request: Request) -> Loaded:
         mean=tuple(preset.mean),
         std=tuple(preset.std),
         resize_to=resize if request.size is None else round(min(request.size) * resize / preset.crop_size[0]),
-        interpolation=_interpolation(preset.interpolation.value),
+        interpolation=known_interpolation(preset.interpolation.value),
     )
     names = default.meta["categories"] if options.get("num_classes", 1000) == 1000 else None
     return Loaded(module, preprocessing, names)
@@ -189,11 +188,107 @@ def load_hf(name: str, request: Request) -> Loaded:
             module = AutoModelForImageClassification.from_pretrained(name, config=config, use_safetensors=True)
         else:
             module = AutoModelForImageClassification.from_config(config)
+    try:
+        settings = read_settings(str(cached_file(name, "preprocessor_config.json")))
+    except (OSError, ValueError) as error:
+        return Loaded(module, _stated_in_full(name, config, request, error), label_names(config))
     with _library_errors(f"hf:{name} (preprocessor_config.json)"):
-        settings = json.loads(Path(str(cached_file(name, "preprocessor_config.json"))).read_text(encoding="utf-8"))
         preprocessing = hf_preprocessing(settings, config, request.size)
-    labels = [config.id2label[index] for index in sorted(config.id2label)]
-    return Loaded(module, preprocessing, labels)
+    return Loaded(module, preprocessing, label_names(config))
+
+
+def _stated_in_full(name: str, config: Any, request: Request, error: Exception) -> Preprocessing:
+    """What the caller states, for a model without `preprocessor_config.json`."""
+    side = getattr(config, "image_size", None)
+    size = request.size or ((side, side) if isinstance(side, int) else None)
+    if size is None or request.mean is None or request.std is None:
+        raise ModelError(
+            f"hf:{name} has no readable preprocessor_config.json; state input_size, mean and std "
+            "(on the command line: --img-size, --mean and --std)"
+        ) from error
+    return Preprocessing(size, tuple(request.mean), tuple(request.std))
+
+
+@SOURCES.register("clip")
+def load_clip(name: str, request: Request) -> Loaded:
+    """`clip:REPOSITORY` or `clip:FOLDER`: CLIP, SigLIP or another two-tower model of transformers, with texts."""
+    if find_spec("transformers") is None:
+        raise MissingExtra(f"clip:{name}", "hf")
+    from transformers import AutoConfig, AutoModel, AutoProcessor
+
+    if request.weights is not None:
+        raise ModelError("clip models carry their own weights; leave out weights=, or name the folder that holds them")
+    if request.texts is None:
+        raise ModelError(
+            f"clip:{name} tells texts apart; give some: texts=['a cat', 'a dog'], or clip:{name}[a cat; a dog]"
+        )
+    with _library_errors(f"clip:{name}"):
+        config = AutoConfig.from_pretrained(name)
+        if request.pretrained:
+            module = AutoModel.from_pretrained(name, config=config, use_safetensors=True)
+        else:
+            module = AutoModel.from_config(config)
+        processor = AutoProcessor.from_pretrained(name)
+    texts = with_texts(module.requires_grad_(False), request.texts, getattr(processor, "tokenizer", processor))
+    return Loaded(texts, processor_preprocessing(processor, config, request.size), list(request.texts))
+
+
+@SOURCES.register("python")
+def load_python(name: str, request: Request) -> Loaded:
+    """`python:PACKAGE.MODULE:FACTORY`: what a function of the user's own returns; its code is run.
+
+    The function takes no arguments and returns a module, or what `aha.load_model` made of one.
+    """
+    place, colon, attribute = name.rpartition(":")
+    if not colon or not place or not attribute:
+        raise SpecError(f"cannot read python:{name}; write python:PACKAGE.MODULE:FUNCTION")
+    warn(f"python:{name} runs code: {place} is imported, from {Path.cwd()} if it is there", AhaWarning)
+    made = _made_by(_imported(place, attribute), name)
+    options: dict[str, Any] = {}
+    preprocessing, names = None, None
+    if isinstance(made, RunnableModel):
+        preprocessing, names = made.preprocessing, made.class_names
+        options = {"score": made.score, "output": made.output}
+        made = made.module
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"python:{name} gives {type(made).__name__}; it must return a torch.nn.Module")
+    if request.weights is not None:
+        load_weights(made, read_weights(request.weights), str(request.weights))
+    preprocessing = preprocessing or own_preprocessing(made, request.size)
+    return Loaded(made, preprocessing, names or own_class_names(made), options)
+
+
+def refuse_code(spec: object, where: str) -> None:
+    """Refuses a model whose code would be run because a file from elsewhere names it; a caller may name it himself."""
+    if isinstance(spec, str) and spec.startswith("python:"):
+        raise ModelError(f"{where} names {spec}, which would run code; name the model yourself if you trust it")
+
+
+def _imported(place: str, attribute: str) -> Any:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = importlib.import_module(place)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        raise ModelError(f"cannot import {place} from {Path.cwd()} or the installed packages: {reason}") from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    if not hasattr(found, attribute):
+        hints = nearest_names(attribute, [known for known in vars(found) if not known.startswith("_")])
+        raise ModelError(f"{place} has no {attribute}{f'; did you mean {hints[0]}?' if hints else ''}")
+    return getattr(found, attribute)
+
+
+def _made_by(factory: Any, name: str) -> Any:
+    if isinstance(factory, nn.Module | RunnableModel) or not callable(factory):
+        return factory
+    try:
+        return factory()
+    except AhaError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise ModelError(f"python:{name} failed: {type(error).__name__}: {reason}") from error
 
 
 @SOURCES.register("demo")
@@ -221,10 +316,6 @@ def load_demo(name: str, request: Request) -> Loaded:
     return Loaded(module, preprocessing, imagenet_names())
 
 
-def _interpolation(name: str) -> Any:
-    return name if name in ("nearest", "bilinear", "bicubic", "lanczos") else "bicubic"  # timm's "random" in training
-
-
 def _unknown(source: str, name: str, known: Sequence[str]) -> UnknownName:
     hints = nearest_names(name.split(".")[0], known)
     advice = f"did you mean {', '.join(hints)}?" if hints else f"see: aha list models --source {source}"
@@ -249,10 +340,12 @@ class _library_errors:  # noqa: N801  # reads as a statement: with _library_erro
 
 
 def list_sources() -> dict[str, list[str]]:
-    """Model names by source; transformers models are named by repository or folder, so there is no list."""
+    """Model names by source; what is named by a repository, a folder or a function has no list."""
     return {
+        "clip": [],
         "demo": ["efficientnet_lite0"],
         "hf": [],
+        "python": [],
         "timm": timm.list_models(),
         "torchvision": torchvision.models.list_models(module=torchvision.models),
     }

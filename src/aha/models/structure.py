@@ -51,12 +51,21 @@ class Structure:
         return frozenset({"gradients"} | {name for name, parts in found.items() if parts and name not in self.missing})
 
 
-def probe(module: nn.Module, run: Callable[[], object], batch: int, image: tuple[int, int]) -> Structure:
-    """Watches `run()`, a forward pass of `module` on `batch` >= 2 images of size (H, W), and reads its structure."""
-    calls, shapes = watch(module, run)
+Matrices = list[tuple[int, tuple[int, ...]]]
+"""Attention matrices of a forward pass: their ordinals and shapes."""
+
+_BATCH = 2  # tells the images of a batch from other axes
+
+
+def probe(module: nn.Module, run: Callable[[int], object], image: tuple[int, int]) -> Structure:
+    """Watches `run(count)`, a forward pass of `module` on so many images of size (H, W), and reads its structure."""
+    batch = _BATCH
+    calls, shapes = watch(module, lambda: run(batch))
     spots = find_spots(calls, shapes, batch, image)
     grids = [layout.grid for _, layout in spots if layout.kind != "NLC"]
-    attention, why_no_attention = _find_attention(shapes, batch, image, grids)
+    attention, why_no_attention = _find_attention(list(enumerate(shapes)), batch, image, grids)
+    if not attention and (of_images := _that_grow(shapes, watch(module, lambda: run(batch + 1))[1])):
+        attention, why_no_attention = _find_attention(of_images, batch, image, grids)
     blocks = _find_blocks(calls, attention, shapes, batch, image, grids)
     missing: dict[str, str] = {}
     middles = _find_middles(calls, attention, blocks)
@@ -72,14 +81,22 @@ def probe(module: nn.Module, run: Callable[[], object], batch: int, image: tuple
     return Structure(stages, blocks, attention, missing, middles)
 
 
+def _that_grow(shapes: list[tuple[int, ...]], for_one_more: list[tuple[int, ...]]) -> Matrices:
+    """The attention whose matrices grow with the batch; that of a text tower inside the model stays what it is."""
+    if len(shapes) != len(for_one_more):
+        return []
+    grown = [(i, shape) for i, shape in enumerate(shapes) if shape != for_one_more[i]]
+    return grown if len(grown) < len(shapes) else []
+
+
 def _find_attention(
-    shapes: list[tuple[int, ...]], batch: int, image: tuple[int, int], grids: list[tuple[int, int]]
+    matrices: Matrices, batch: int, image: tuple[int, int], grids: list[tuple[int, int]]
 ) -> tuple[tuple[int, ...], str]:
     """Ordinals of the global attention calls over one token sequence, or the reason why there are none."""
-    if not shapes:
+    if not matrices:
         return (), "no softmax attention is computed"
     # Pooling by a class or latent query reads the tokens once and mixes nothing: it does not count.
-    mixing = [(i, s) for i, s in enumerate(shapes) if s[-2] > 1]
+    mixing = [(i, s) for i, s in matrices if s[-2] > 1]
     if not mixing:
         return (), "attention only pools, it does not mix tokens"
     sizes = {shape[-2:] for _, shape in mixing}

@@ -30,11 +30,12 @@ from aha.models.hooks import (
     swapped_forward,
     with_first_tensor,
 )
-from aha.models.memory import Chunks
+from aha.models.memory import Chunks, is_out_of_memory
 from aha.models.parts import PartedModel
 from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
 from aha.models.scores import Score
 from aha.models.structure import Structure, probe
+from aha.models.texts import TextClassifier
 from aha.models.tracing import SharedTrace, Trace, Tracer
 
 
@@ -51,7 +52,15 @@ class TargetModel(PartedModel):
         return {}
 
     @cached_property
+    def _gradient_refusals(self) -> dict[tuple[int, ...], str]:
+        return {}
+
+    @cached_property
     def _cam_stages(self) -> dict[tuple[int, ...], int]:
+        return {}
+
+    @cached_property
+    def _reads_few_tokens(self) -> dict[tuple[int, ...], bool]:
         return {}
 
     @cached_property
@@ -75,17 +84,36 @@ class TargetModel(PartedModel):
 
     def _find_structure(self, shape: tuple[int, int, int]) -> Structure:
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randn((2, *shape), generator=generator).to(self.device)  # 2: tells batch from other axes
+        noise = torch.randn((3, *shape), generator=generator).to(self.device)
         with self._probing(), self.undisturbed(), autograd(False):
-            structure = probe(self.module, lambda: self._forward(noise), 2, (shape[1], shape[2]))
+            structure = probe(self.module, lambda count: self._forward(noise[:count]), (shape[1], shape[2]))
             if not structure.blocks:
                 return structure
+            noise = noise[:2]
             trace = Tracer(self.module, Trace(self.score, structure)).run(lambda: self._forward(noise), 2, tokens=True)
             again = self._outputs_from_tokens(structure, noise, trace.tokens[-1].detach())
         if (again - trace.outputs).abs().max() <= self._rounding * trace.outputs.abs().max():
             return structure
         why = "its residual connections lie outside its blocks, so that no block hands on all there is"
         return replace(structure, missing={**structure.missing, "tokens": why, "branches": why})
+
+    def gradient_refusal(self, size: Sequence[int] | None = None) -> str:
+        """Why no gradient of the outputs can be taken; empty where it can, if only from some layer on. Found once."""
+        shape = self._input_shape(size)
+        with self._lock:
+            if shape not in self._gradient_refusals:
+                (self._gradient_refusals[shape],) = Chunks(1).run(lambda _: self._find_gradient_refusal(shape), 1)
+            return self._gradient_refusals[shape]
+
+    def _find_gradient_refusal(self, shape: tuple[int, int, int]) -> str:
+        noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(1)).to(self.device)
+        with self._probing():
+            if self._trace(noise, inputs=True).outputs.requires_grad:
+                return ""
+            stages = range(len(self.structure(shape).stages))
+            if stages and self._trace(noise, features=stages).outputs.requires_grad:
+                return ""
+        return "its outputs do not depend differentiably on anything: does it round, or leave PyTorch on the way?"
 
     def cam_stage(self, size: Sequence[int] | None = None) -> int:
         """The deepest stage on whose places the outputs depend: where class activation mapping makes sense.
@@ -221,9 +249,16 @@ class TargetModel(PartedModel):
             tracer.run(lambda: self._forward(images), len(images), features=stages)
         return [trace.features[stage][where] for stage in stages], trace.outputs[where]
 
+    @property
+    def has_texts(self) -> bool:
+        """Are its classes texts, of which others could be given to the same network?"""
+        return isinstance(self.module, TextClassifier)
+
     @cached_property
     def class_vectors(self) -> Tensor:
-        """The classifier's own weights (K, D), one vector per output: those of the last linear layer that is run."""
+        """One vector (K, D) per output: a text's embedding, or the weights of the last linear layer that is run."""
+        if isinstance(self.module, TextClassifier):
+            return self.module.class_vectors.detach()
         known = next(iter(self._structures), None) if self.preprocessing is None else None  # an input that was seen
         shape = known or self._input_shape(None)
         linear = [part for part in self.module.modules() if isinstance(part, nn.Linear | nn.Conv2d)]
@@ -258,6 +293,43 @@ class TargetModel(PartedModel):
 
         with self.undisturbed(), autograd(tokens.requires_grad), stepped(self.module, structure, hand_in):
             return self._forward(images.to(self.device))
+
+    def mean_output_of_tokens(self, images: Tensor, tokens: Tensor) -> Tensor:
+        """The mean (B, K) over tokens (B, T, D) of the outputs that the model's norm and head give to each alone.
+
+        Differentiable in the tokens. For a linear head this is the head of the mean of normalised tokens.
+        """
+        shape = tuple(images.shape[1:])
+        if shape not in self._reads_few_tokens:
+            self._reads_few_tokens[shape] = self._can_read_few_tokens(images[:1], tokens[:1, :2].detach())
+        return self._mean_output_of_tokens(images, tokens, in_short=self._reads_few_tokens[shape])
+
+    def _mean_output_of_tokens(self, images: Tensor, tokens: Tensor, *, in_short: bool) -> Tensor:
+        """By sequences of one token again and again: in short ones for one image, or as long as the model's own."""
+        structure, (count, width) = self.structure(images.shape[1:]), tokens.shape[1:]
+        layout = structure.blocks[0].layout
+        length = layout.prefix + (1 if in_short else layout.grid[0] * layout.grid[1])
+        alike = tokens.reshape(-1, 1, width).expand(-1, length, -1)  # (B T, length, D)
+        shown = images.to(self.device)
+        shown = shown if in_short else shown.repeat_interleave(count, dim=0)
+
+        def hand_in(index: int, before: Tensor, _block: object) -> Tensor:
+            return alike if index == 0 else before
+
+        with self.undisturbed(), autograd(tokens.requires_grad), stepped(self.module, structure, hand_in):
+            outputs = self._forward(shown, rows=len(alike))
+        return outputs.view(-1, count, *outputs.shape[1:]).mean(dim=1)
+
+    def _can_read_few_tokens(self, image: Tensor, tokens: Tensor) -> bool:
+        with self._probing():
+            expected = self._mean_output_of_tokens(image, tokens, in_short=False)
+            try:
+                found = self._mean_output_of_tokens(image, tokens, in_short=True)
+            except (RuntimeError, ValueError, IndexError, ModelError) as error:
+                if is_out_of_memory(error):
+                    raise
+                return False
+        return bool((found - expected).abs().max() <= self._rounding * expected.abs().max())
 
     # Changing it, for the duration of a block
 

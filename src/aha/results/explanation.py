@@ -173,6 +173,7 @@ class Explanation:
             seconds=self.seconds / len(self),
             key=key,
             picture=content_digest(lambda: self.subjects[index].image),
+            card=self.cards[index].sentence if self.cards else "",
             **self._compared(index),
         )
 

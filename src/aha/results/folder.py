@@ -48,6 +48,7 @@ class ResultItem:
         picture: digest of the picture; results of another picture of the same name are dropped.
         arrays: what else belongs into the map's file.
         composite: which class wins where, if classes were compared.
+        card: how far the map can be trusted, in words, if that was measured.
     """
 
     image: str
@@ -65,6 +66,7 @@ class ResultItem:
     picture: str = ""
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
     composite: Image.Image | None = None
+    card: str = ""
 
 
 class ResultFolder:
@@ -165,6 +167,7 @@ class ResultFolder:
             **names,
             "seconds": item.seconds,
             **self._header,
+            **({"card": item.card} if item.card else {}),
             "picture": item.picture,
             "sums": {kind: checksum(data) for kind, data in content.items()},
         }

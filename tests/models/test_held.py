@@ -1,0 +1,167 @@
+"""Models as people hold them: modules of timm, torchvision and transformers in memory say what they know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from PIL import Image
+from reading import one_line
+from torch import Tensor, nn
+
+import aha
+from aha.errors import CapabilityError, ModelError
+from aha.models import load_model
+from aha.models.habits import imagenet_names
+from fakes import CLASSES, SIZE, TinyCNN, changes, randomised, snapshot
+from two_towers import tiny_classifier
+
+PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8))
+
+
+def test_timm_states_sizes_colours_and_names() -> None:
+    module = timm.create_model("test_resnet.r160_in1k", pretrained=False)
+    before = snapshot(module)
+    found = aha.explain(module, PICTURE, "input_x_gradient")
+    assert found.maps.shape == (1, 160, 160)
+    assert found.original_map().shape == (60, 90)
+    assert found.labels[0] == imagenet_names()[int(found.targets[0])]
+    assert changes(before, snapshot(module)) == []
+    own = timm.data.create_transform(**timm.data.resolve_model_data_config(module), is_training=False)
+    inputs, _ = load_model(module).stated_preprocessing()(PICTURE)
+    assert torch.allclose(inputs, own(PICTURE), atol=1e-5)
+
+
+def test_timm_built_for_another_size_and_other_channels() -> None:
+    module = timm.create_model("test_vit", pretrained=False, img_size=(64, 96), num_classes=7)
+    model = load_model(module)
+    assert model.stated_preprocessing().size == (64, 96)
+    assert model.class_names is None
+    grey = load_model(timm.create_model("test_resnet", pretrained=False, in_chans=1))
+    assert len(grey.stated_preprocessing().mean) == 1
+    assert aha.explain(grey, PICTURE, "gradient").maps.shape == (1, 160, 160)
+    assert load_model(timm.create_model("test_resnet", pretrained=False, in_chans=5)).preprocessing is None
+
+
+def test_what_is_stated_comes_first() -> None:
+    module = timm.create_model("test_resnet", pretrained=False)
+    stated = load_model(module, input_size=64, mean=(0.0,) * 3, std=(1.0,) * 3, class_names=["x"] * 1000)
+    assert (stated.stated_preprocessing().size, stated.stated_preprocessing().mean) == ((64, 64), (0.0,) * 3)
+    assert stated.class_name(3) == "x"
+    assert load_model(module, mean=(0.1,) * 3).stated_preprocessing().mean == (0.1,) * 3
+
+
+def test_torchvision_by_its_weights() -> None:
+    weights = torchvision.models.ResNet18_Weights.DEFAULT
+    module = torchvision.models.resnet18(weights=None).eval()
+    with pytest.raises(ModelError, match=r"weights=ResNet50_Weights.DEFAULT, or transform=") as caught:
+        aha.explain(module, PICTURE, "gradient")
+    one_line(caught)
+    model = load_model(module, weights=weights)
+    inputs, geometry = model.stated_preprocessing()(PICTURE)
+    assert torch.equal(inputs, weights.transforms()(PICTURE))
+    assert np.allclose(model.stated_preprocessing().mean, weights.transforms().mean, atol=1e-5)
+    assert model.class_name(281) == "tabby"
+    height, width = 60, 90
+    side = 224 / 256 * height  # of the square that the crop leaves
+    expected = ((height - side) / 2, (width - side) / 2, (height + side) / 2, (width + side) / 2)
+    assert np.allclose(geometry.box, expected, atol=0.5)
+
+
+@pytest.fixture
+def classifier() -> nn.Module:
+    return tiny_classifier()
+
+
+def processor_of(classifier: nn.Module) -> Any:
+    from transformers import ViTImageProcessor
+
+    return ViTImageProcessor(size={"height": SIZE, "width": SIZE}, image_mean=[0.4] * 3, image_std=[0.2] * 3)
+
+
+def test_transformers_by_its_processor(classifier: nn.Module) -> None:
+    processor = processor_of(classifier)
+    with pytest.raises(ModelError, match="pass processor=AutoImageProcessor"):
+        aha.explain(classifier, PICTURE, "gradient")
+    model = load_model(classifier, processor=processor)
+    inputs, _ = model.stated_preprocessing()(PICTURE)
+    # Their resizing rounds to bytes at other places: one level of 255, over a standard deviation of 0.2.
+    assert torch.allclose(inputs, processor(images=PICTURE, return_tensors="pt")["pixel_values"][0], atol=0.025)
+    found = aha.explain(model, PICTURE, "rollout")
+    assert found.labels[0].startswith("kind ")
+
+
+def test_transformers_from_where_its_settings_are(classifier: nn.Module, tmp_path: Path) -> None:
+    from transformers import ViTForImageClassification
+
+    classifier.save_pretrained(tmp_path)
+    processor_of(classifier).save_pretrained(tmp_path)
+    loaded = ViTForImageClassification.from_pretrained(tmp_path)
+    assert load_model(loaded).stated_preprocessing().mean == pytest.approx((0.4,) * 3)
+    assert aha.explain(loaded, PICTURE, "rollout").labels[0].startswith("kind ")
+
+
+def test_a_folder_without_settings(classifier: nn.Module, tmp_path: Path) -> None:
+    classifier.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"no readable preprocessor_config\.json; state input_size, mean and std"):
+        load_model(f"hf:{tmp_path}")
+    model = load_model(f"hf:{tmp_path}", mean=(0.5,) * 3, std=(0.5,) * 3, device="cpu")
+    assert model.stated_preprocessing().size == (SIZE, SIZE)  # as its configuration says
+    assert aha.explain(model, PICTURE, "legrad").labels[0].startswith("kind ")
+    assert load_model(f"hf:{tmp_path}", input_size=SIZE, mean=(0.1,) * 3, std=(0.5,) * 3).class_names == tuple(
+        f"kind {index}" for index in range(CLASSES)
+    )
+
+
+def test_placeholders_are_no_names(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    module = ViTForImageClassification(ViTConfig(**sizes, image_size=SIZE, patch_size=8, num_labels=3))
+    assert load_model(module).class_names is None
+
+
+# Not differentiable
+
+
+class Rounded(TinyCNN):
+    """Leaves PyTorch on the way, as wrappers around other runtimes do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(super().forward(x).detach().numpy().copy())
+
+
+class Unrecorded(TinyCNN):
+    """Switches recording off for itself."""
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def test_a_module_without_gradients_is_recognised(images: Tensor) -> None:
+    model = load_model(randomised(Rounded()), input_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)
+    for method in ("gradient", "grad_cam", "integrated_gradients"):
+        with pytest.raises(CapabilityError, match="needs gradients, which module:Rounded does not give") as caught:
+            aha.explain(model, images, method)
+        assert "Try: rise, occlusion, lime" in one_line(caught)
+    assert not {"gradient", "grad_cam", "lrp"} & set(aha.list_methods(model))
+    assert {"rise", "occlusion", "lime", "score_cam"} <= set(aha.list_methods(model))
+    assert aha.explain(model, images, "rise(n=8)").maps.isfinite().all()
+
+
+def test_a_module_that_switches_recording_off_still_has_its_layers(images: Tensor) -> None:
+    assert aha.explain(randomised(Unrecorded()), images, "grad_cam").maps.isfinite().all()
+
+
+def test_refusals_name_a_few_methods(images: Tensor) -> None:
+    with pytest.raises(CapabilityError, match="needs attention") as caught:
+        aha.explain(randomised(TinyCNN()), images, "rollout")
+    offered = one_line(caught).partition("Try: ")[2].partition(";")[0].split(", ")
+    assert 3 <= len(offered) <= 5
+    assert offered[0] == "grad_cam"
