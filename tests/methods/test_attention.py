@@ -12,7 +12,7 @@ from aha.errors import CapabilityError, SpecError
 from aha.methods import load_method
 from aha.methods.attention_ig import reasoning_feedback
 from aha.models import load_model
-from fakes import TinyCNN, randomised, tiny_vit
+from fakes import EncoderViT, TinyCNN, changes, randomised, snapshot, tiny_vit
 
 
 def path_slopes(module: nn.Module, images: Tensor, steps: int) -> Tensor:
@@ -215,7 +215,8 @@ def test_inflow(vit: Vit, gradient: bool, mlp: bool) -> None:
             strength = torch.stack([(a.T @ g).abs().mean() for a, g in zip(heads, slopes, strict=True)])
             mixed = (heads * (strength / strength.sum()).view(-1, 1, 1)).max(dim=0).values
             if gradient:
-                logits = module.head(module.fc_norm(module.norm(seen.outputs[layer][:1].mean(dim=1))))
+                normed = module.fc_norm(module.norm(seen.outputs[layer][:1]))  # one of the two norms is the identity
+                logits = module.head(normed.mean(dim=1))
                 (steer,) = torch.autograd.grad(logits[0, CHOSEN[index]], seen.attention[layer], retain_graph=True)
                 mixed = (steer[0].mean(dim=0) * mixed).clamp(min=0)
             x, added = seen.inputs[layer][0].detach(), seen.attention_outputs[layer][0].detach()
@@ -231,3 +232,19 @@ def test_inflow(vit: Vit, gradient: bool, mlp: bool) -> None:
         expected.append(rolled[rows].mean(dim=0))
     found = native(module, images, f"inflow(gradient={gradient}, mlp={mlp})")
     agrees(found, grid(torch.stack(expected), prefix), 1e-8)
+
+
+def test_tokens_alone_are_read_also_where_the_head_wants_all_of_them(images: Tensor) -> None:
+    """The mean over tokens of a head's outputs: from short sequences, or from whole ones where the head counts them."""
+
+    class Counting(EncoderViT):
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.encoder(self.embedding(x))
+            return self.head(tokens.unflatten(1, (1, 17)).amax(dim=(1, 2)))
+
+    for build in (EncoderViT, Counting):
+        module = randomised(build())
+        model, before = load_model(module), snapshot(module)
+        tokens = torch.randn(4, 17, 32)
+        agrees(model.mean_output_of_tokens(images, tokens), module.head(tokens).mean(dim=1), 1e-5)
+        assert changes(before, snapshot(module)) == []

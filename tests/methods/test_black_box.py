@@ -89,7 +89,22 @@ def test_rise_is_its_definition(module: nn.Module, images: Tensor) -> None:
         mask = large[top : top + SIZE, left : left + SIZE]
         for row, chosen in enumerate(CHOSEN.tolist()):
             expected[row] += probability(module, images[row] * mask, chosen) * mask / (25 * 0.4)
-    agrees(native(module, images, "rise(n=25, p=0.4, seed=5)"), expected, 1e-6)
+    agrees(native(module, images, "rise(n=25, p=0.4, seed=5, border='clamp')"), expected, 1e-6)
+
+
+@pytest.mark.parametrize("cells", [1, 2, 7])
+def test_rise_masks_are_those_of_the_published_code(cells: int) -> None:
+    """There scikit-image enlarges the grids, with mirrored borders."""
+    from skimage.transform import resize
+
+    grid = (torch.rand(cells, cells, generator=torch.Generator().manual_seed(1)) < 0.5).double()
+    grid[0, 0] = 1
+    pixels = (cells + 1) * -(-30 // cells)
+    expected = resize(grid.numpy(), (pixels, pixels), order=1, mode="reflect", anti_aliasing=False)
+    found = enlarged(grid[None], torch.zeros(1, 2), (30, 30))
+    agrees(found[0], torch.from_numpy(expected)[:30, :30], 1e-9)
+    clamped = F.interpolate(grid[None, None], size=(pixels, pixels), mode="bilinear")[0, :, :30, :30]
+    agrees(enlarged(grid[None], torch.zeros(1, 2), (30, 30), "clamp"), clamped, 1e-9)
 
 
 def test_rise_masks_are_what_the_paper_says() -> None:

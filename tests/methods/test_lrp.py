@@ -94,6 +94,44 @@ def test_by_tables_of_contributions(preset: str) -> None:
         agrees(found[row], relevance.view(3, 8, 8).sum(dim=0), 1e-9)
 
 
+@pytest.mark.parametrize("preset", ["epsilon", "gamma", "epsilon_gamma_box"])
+@pytest.mark.parametrize("sums", [None, "magnitude", "value"])
+def test_summands_of_a_residual_connection(preset: str, sums: str | None) -> None:
+    """`f(x) + x`, where f has a tanh so that summands differ in sign: shares by hand, in both forms."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.branch, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Linear(4, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return self.head((torch.tanh(self.branch(x)) + x).mean(dim=(2, 3)))
+
+    module, images = randomised(Residual()).double(), torch.rand(4, 3, 4, 4).double() * 2 - 1
+    method = f"lrp(preset='{preset}', epsilon=0, sums={sums!r})"
+    found = native(module, images, method, input_size=4, mean=(0.5,) * 3, std=(0.5,) * 3)
+    by_value = sums == "value" or (sums is None and preset == "epsilon")
+    rules = PRESETS[preset]
+    for row, target in enumerate(CHOSEN.tolist()):
+        with torch.no_grad():
+            low = module.stem(images[[row]])
+            added = torch.tanh(module.branch(low))
+            total = added + low
+            pooled = total.mean(dim=(2, 3))[0]
+        start = torch.zeros(CLASSES).double()
+        start[target] = module(images[[row]])[0, target].detach()
+        relevance = share_out(rules.dense, pooled, module.head.weight.detach(), module.head.bias.detach(), start)
+        size = (lambda x: x) if by_value else torch.abs
+        relevance = size(total[0]) / size(total[0]).sum(dim=(1, 2), keepdim=True) * relevance[:, None, None]
+        shared = relevance / (size(added[0]) + size(low[0]))
+        to_branch, straight = size(added[0]) * shared, size(low[0]) * shared
+        through = share_out(rules.convolution, low.flatten(), *matrix_of(module.branch, (4, 4, 4)), to_branch.flatten())
+        relevance = through + straight.flatten()
+        relevance = share_out(rules.first, images[row].flatten(), *matrix_of(module.stem, (3, 4, 4)), relevance)
+        agrees(found[row], relevance.view(3, 4, 4).sum(dim=0), 1e-9)
+
+
 def test_epsilon_rule_of_captum(images: Tensor) -> None:
     from captum.attr import LRP
     from captum.attr._utils.lrp_rules import EpsilonRule
@@ -187,7 +225,9 @@ def test_outputs_are_those_of_the_model(images: Tensor) -> None:
     for build in FAMILIES.values():
         module = randomised(build()).double()
         model = load_model(module)
-        with model.rules(LayerRules(PRESETS["epsilon_plus"], 1e-6, 0.25).table(), attention_in_parts=True):
+        with model.rules(
+            LayerRules(PRESETS["epsilon_plus"], 1e-6, 0.25, by_value=False).table(), attention_in_parts=True
+        ):
             assert torch.allclose(model.outputs(images.double()), module(images.double()).detach())
 
 
@@ -208,7 +248,7 @@ def test_bounds_of_unknown_pixels(images: Tensor) -> None:
 
 
 def test_bad_parameters(images: Tensor) -> None:
-    for text in ("lrp(epsilon=-1)", "lrp(gamma=-0.1)", "lrp(preset='delta')", "lrp(bias='keep')"):
+    for text in ("lrp(epsilon=-1)", "lrp(gamma=-0.1)", "lrp(preset='delta')", "lrp(bias='keep')", "lrp(sums='max')"):
         with pytest.raises(SpecError, match="lrp"):
             load_method(text)
     assert aha.explain(randomised(TinyCNN()), images, "var(lrp)").maps.isfinite().all()

@@ -28,7 +28,8 @@ class InFlow(Method):
     largest over heads of attention weighted by the head's importance, times the positive gradient of the layer's score.
 
     Attributes:
-        gradient: steer by the gradient of each layer's score, mean over all tokens as in `legrad`.
+        gradient: steer by the gradient of each layer's score: the model's head on the mean over all tokens, each after
+            the model's last norm (`legrad` takes the norm of the mean).
         mlp: count the second residual connection.
     """
 
@@ -44,7 +45,7 @@ class InFlow(Method):
             mixed = torch.einsum("bh,bhij->bhij", shares, matrix.detach()).amax(dim=1)  # (B, T, T)
             before, middle, after = trace.tokens[index], trace.middles[index], trace.tokens[index + 1]  # (B, T, D)
             if self.gradient:
-                cotangent = layer_score_gradient(model, images, after, classes, "mean")
+                cotangent = layer_score_gradient(model, images, after, classes, "each")
                 (steer,) = trace.vjp(after, cotangent, matrix)  # (B, heads, T, T)
                 mixed = (steer.mean(dim=1) * mixed).relu()
             step = block_flow(mixed, before.detach(), middle.detach(), after.detach(), mlp=self.mlp)

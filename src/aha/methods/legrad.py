@@ -53,17 +53,20 @@ class LeGrad(Method):
 
 
 def layer_score_gradient(
-    model: TargetModel, images: Tensor, tokens: Tensor, classes: Tensor, pool: Literal["mean", "model"]
+    model: TargetModel, images: Tensor, tokens: Tensor, classes: Tensor, pool: Literal["mean", "each", "model"]
 ) -> Tensor:
     """Gradient (B, T, D) of a layer's score with respect to its block's output; the other blocks are skipped.
 
-    The score is what the model's own norm and head make of the output, pooled by the mean over all tokens or as the
-    model does.
+    The score is what the model's own norm and head make of the output: of the mean over all tokens, of each of them,
+    then averaged, or pooled as the model does.
     """
     with torch.enable_grad():
         leaf = tokens.detach().requires_grad_()
-        # Norm and head act on each token alike, so a sequence of equal tokens is read as its mean.
-        pooled = leaf.mean(dim=1, keepdim=True).expand_as(leaf) if pool == "mean" else leaf
-        outputs = model.outputs_from_tokens(images, pooled)
+        if pool == "each":
+            outputs = model.mean_output_of_tokens(images, leaf)
+        else:
+            # Norm and head act on each token alike, so a sequence of equal tokens is read as its mean.
+            pooled = leaf.mean(dim=1, keepdim=True).expand_as(leaf) if pool == "mean" else leaf
+            outputs = model.outputs_from_tokens(images, pooled)
         scores = model.score.differentiated()(outputs, classes)  # (B,)
         return torch.autograd.grad(scores.sum(), leaf)[0]

@@ -36,21 +36,25 @@ class LRP(Method):
     values ("box").
 
     A batch norm behind a convolution is merged with it; elsewhere it passes relevance on, as activations and other
-    norms do. Linear layers on maps or tokens are convolutions. Summands and averaged places get relevance by magnitude
-    (by value with "epsilon"), the winner of a max pooling all of it. Gates that scale channels, and attention weights,
-    count as constants. What biases contribute stays with them unless `bias` is "ignore".
+    norms do. Linear layers on maps or tokens are convolutions. The winner of a max pooling gets all of it. Gates that
+    scale channels, and attention weights, count as constants. What biases contribute stays with them unless `bias` is
+    "ignore".
 
     Attributes:
         preset: see above.
         epsilon: added to denominators, with their sign, where the epsilon and gamma rules divide.
         gamma: how much the gamma rule favours contributions of the right sign.
         bias: "absorb" relevance as published, or "ignore" biases so that everything arrives at the pixels.
+        sums: how the summands of residual connections, and averaged places, share relevance: by "magnitude", which is
+            always between nothing and all of it, or by "value", as in zennit, where summands that nearly cancel get
+            large shares of opposite sign. None: by value with the preset "epsilon", by magnitude with the others.
     """
 
     preset: Preset = "epsilon_plus_flat"
     epsilon: float = 1e-6
     gamma: float = 0.25
     bias: Literal["absorb", "ignore"] = "absorb"
+    sums: Literal["magnitude", "value"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,8 +66,11 @@ class LRP(Method):
         if model.preprocessing is not None:
             bounds = tuple(model.to_inputs(torch.full_like(images[:1, :, :1, :1], value)) for value in (0.0, 1.0))
 
+        by_value = self.preset == "epsilon" if self.sums is None else self.sums == "value"
+        with_bias = self.bias == "absorb"
+
         def relevances(part: slice) -> Tensor:
-            rules = LayerRules(PRESETS[self.preset], self.epsilon, self.gamma, self.bias == "absorb", bounds)
+            rules = LayerRules(PRESETS[self.preset], self.epsilon, self.gamma, by_value, with_bias, bounds)
             with model.rules(rules.table(), attention_in_parts=True):
                 trace = model.trace(images[part], inputs=True)
             assert trace.inputs is not None

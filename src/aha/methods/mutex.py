@@ -22,12 +22,13 @@ class Mutex(Method):
     """`sum over masks of score * mask / number of masks`, at each patch, for 54 masks of central tokens.
 
     Heads are fused by minimum, maximum and sum; in- and out-degrees of each patch are followed through the layers; nine
-    statistics of each such series rank the patches, and the best make a mask. A mask's score is the class's when the
-    model is given these tokens alone. Patches in no mask get zero.
+    statistics of each such series rank the patches, and those from a place in the order on make a mask. A mask's score
+    is the class's when the model is given these tokens alone. Patches in no mask get zero.
 
     Attributes:
         min_cut: attention below this share of a layer's largest counts as zero.
-        token_ratio: the share of patches in a mask; more where ranks are equal.
+        token_ratio: where in ascending order a mask begins: with N patches at place `ceil(N token_ratio)`, counted
+            from 1, as in the authors' code. So it is the share that a mask leaves out; less where ranks are equal.
         start_layer: first block used.
     """
 
@@ -93,7 +94,7 @@ def statistics(series: Tensor) -> Tensor:
         total,
         spread,
         total / (spread + 1e-8),
-        series.quantile(0.5, dim=-2),
+        series.median(dim=-2).values,  # the lower of two middle values, as in the authors' code
     ]
     largest = [size.abs().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(series.dtype).tiny) for size in sizes]
     relative = [size / most for size, most in zip(sizes, largest, strict=True)]
@@ -101,6 +102,6 @@ def statistics(series: Tensor) -> Tensor:
 
 
 def best_nodes(values: Tensor, ratio: float) -> Tensor:
-    """The nodes (..., N), as booleans, whose values are at least that of the last one in the best share of them."""
-    count = math.ceil(values.shape[-1] * ratio)
-    return values >= values.topk(count, dim=-1).values[..., -1:]
+    """Which nodes (..., N) have at least the value at place `ceil(N ratio)` in ascending order."""
+    place = math.ceil(values.shape[-1] * ratio)  # from 1
+    return values >= values.kthvalue(place, dim=-1, keepdim=True).values

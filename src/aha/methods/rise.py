@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from aha.errors import SpecError
@@ -14,6 +14,8 @@ from aha.methods.cost import Cost
 from aha.models import TargetModel
 from aha.perturb.masking import MaskedModel, Scale, explain_each
 from aha.perturb.references import Reference, ZerosNormalised
+
+Border = Literal["mirror", "clamp"]
 
 
 @method("rise", family="perturbation", citation="Petsiuk et al., BMVC 2018")
@@ -25,6 +27,10 @@ class RISE(Method):
     image needs and cropped at a random shift. The defaults are the paper's; it uses 4000 masks for VGG-16 and 8000 for
     ResNet-50. The published notebooks have n=6000, cells=8 and p=0.1. Masked pixels show the model's mean colour, as
     in the published code, which multiplies the normalised image.
+
+    Attributes:
+        border: what lies beyond the outermost cells of a grid when it is enlarged: the cells before them, "mirror", as
+            in the published code, or themselves, "clamp". The paper does not say.
     """
 
     n: int = 4000
@@ -33,6 +39,7 @@ class RISE(Method):
     reference: Reference = ZerosNormalised()
     score: Scale = "score"
     seed: int | None = None
+    border: Border = "mirror"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +62,7 @@ class RISE(Method):
         shifts = torch.rand(self.n, 2, generator=generator)  # in cells
 
         def masks(part: slice) -> Tensor:
-            return enlarged(grids[part], shifts[part], masked.size)
+            return enlarged(grids[part], shifts[part], masked.size, self.border)
 
         total = masked.image.new_zeros(len(masked.classes), *masked.size)
         for keep, scores in masked.answers(masks, self.n):
@@ -63,10 +70,24 @@ class RISE(Method):
         return total / (self.n * self.p)
 
 
-def enlarged(grids: Tensor, shifts: Tensor, size: tuple[int, int]) -> Tensor:
+def enlarged(grids: Tensor, shifts: Tensor, size: tuple[int, int], border: Border = "mirror") -> Tensor:
     """Grids (m, s, s) at image size (m, H, W), each moved up and left by its shift (m, 2) in [0, 1) of a cell."""
     s = grids.shape[-1]
     height, width = (-(-side // s) for side in size)  # of a cell
-    large = F.interpolate(grids[:, None], size=((s + 1) * height, (s + 1) * width), mode="bilinear")[:, 0]
+    down, across = (enlargement(s, (s + 1) * cell, border).to(grids) for cell in (height, width))
+    large = down @ grids @ across.T  # (m, (s + 1) height, (s + 1) width)
     corners = [(int(dy * height), int(dx * width)) for dy, dx in shifts.tolist()]
     return torch.stack([m[y : y + size[0], x : x + size[1]] for m, (y, x) in zip(large, corners, strict=True)])
+
+
+def enlargement(few: int, many: int, border: Border) -> Tensor:
+    """Weights (many, few) of linear interpolation from `few` cells to `many` pixels, centres on centres."""
+    places = (torch.arange(many, dtype=torch.float64) + 0.5) * few / many - 0.5  # of the pixels, in cells
+    before = places.floor()
+    share = (places - before)[:, None]  # of the cell behind
+    cells = torch.stack([before, before + 1]).long()  # (2, many), from -1 to few
+    if border == "mirror":
+        cells = (few - 1 - (few - 1 - cells.abs()).abs()).abs()
+    cells = cells.clamp(0, few - 1)
+    first, second = torch.eye(few, dtype=torch.float64)[cells].unbind()  # (many, few) each
+    return torch.lerp(first, second, share)

@@ -45,6 +45,7 @@ class LayerRules:
     kinds: Kinds
     epsilon: float
     gamma: float
+    by_value: bool  # how summands and averaged places share: by value or by magnitude
     with_bias: bool = True
     bounds: tuple[Tensor, ...] | None = None
     _is_first: bool = True
@@ -119,7 +120,7 @@ class LayerRules:
         signals = [x for x in whole if not isinstance(x, nn.Parameter)]
         if len(signals) < 2:
             return passed_on(value, signals[0]) if signals else value
-        by_value, epsilon = self._by_value, self.epsilon
+        by_value, epsilon = self.by_value, self.epsilon
 
         def back(relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
             sizes = (a, b) if by_value else (a.abs(), b.abs())
@@ -133,12 +134,8 @@ class LayerRules:
         share = 0.5 if a.requires_grad and b.requires_grad else 1.0
         return matrix_product(a, b, self.linear, share=share, epsilon=self.epsilon)
 
-    @property
-    def _by_value(self) -> bool:
-        return self.kinds.convolution == "epsilon"
-
     def _average(self, x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
-        return pooled(x, operation, epsilon=self.epsilon if self._by_value else None)
+        return pooled(x, operation, epsilon=self.epsilon if self.by_value else None)
 
     def _layer(
         self, kind: Kind, value: Tensor, x: Tensor, weight: Tensor, shift: Tensor | None, layer: Layer
