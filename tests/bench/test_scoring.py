@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 import aha
 from aha.data.mosaics import build_mosaics
-from aha.errors import CapabilityError, MetricError, MissingExtra, OutputError, SpecError, UnknownName
+from aha.errors import AhaWarning, CapabilityError, MetricError, MissingExtra, OutputError, SpecError, UnknownName
 from aha.metrics import METRICS, load_metric
 from aha.metrics.protocols import PROTOCOLS, load_protocols
 from aha.models.memory import PeakMemory
+from aha.results.cards import Card, Curves, average_curves, lead_over
 from aha.results.score_table import Row, Scores, student_quantile, summarise
 from fakes import tiny_vit
 
@@ -133,15 +134,29 @@ def test_unknown_names_and_unfit_methods_are_refused(model, images) -> None:
 def test_a_bad_image_or_map_does_not_stop_the_others(model, tmp_path: Path) -> None:
     Image.new("RGB", (40, 40), "red").save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_text("no picture")
-    scores = aha.evaluate(model, tmp_path, "gradient", QUICK)
+    with pytest.warns(
+        AhaWarning, match=r"^1 measurements failed beside \d+ scores .*bad.png is not a picture"
+    ) as heard:
+        scores = aha.evaluate(model, tmp_path, "gradient", QUICK)
+    assert heard[0].filename == __file__  # the line of the call
     assert {Path(row.image).name for row in scores.rows} == {"good.png"}
     assert "bad.png" in scores.failures[0].reason
     maps = [torch.full((32, 32), math.nan), torch.rand(32, 32), torch.rand(5, 5)]
-    scores = aha.evaluate(model, torch.rand(3, 3, 32, 32), maps, QUICK)
+    with pytest.warns(AhaWarning, match="^2 measurements failed"):
+        scores = aha.evaluate(model, torch.rand(3, 3, 32, 32), maps, QUICK)
     assert {row.image for row in scores.rows} == {"image-1"}
     assert [failure.image for failure in scores.failures] == ["image-0", "image-2"]
 
 
+def test_an_evaluation_that_measured_nothing_says_so(images) -> None:
+    """A module that states no normalisation has no black, no mean and no blur of it."""
+    plain = aha.load_model(tiny_vit())
+    with pytest.raises(MetricError, match="nothing could be measured: ") as caught:
+        aha.evaluate(plain, images, [torch.rand(32, 32) for _ in range(4)], "deletion(references=(black,))")
+    assert "(4 times)" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:1 measurements failed")
 def test_truth_stays_with_its_image_when_another_cannot_be_read(tmp_path: Path) -> None:
     model = aha.load_model(tiny_vit(), input_size=32, mean=[0.5] * 3, std=[0.5] * 3, fit="squash")
     (tmp_path / "a.png").write_text("no picture")
@@ -168,7 +183,8 @@ def test_mosaics_are_judged_for_each_of_their_classes(model) -> None:
 
 
 def test_failing_metrics_are_recorded(model, images) -> None:
-    scores = aha.evaluate(model, images[0], "gradient", [QUICK, "positive(steps=2, against='label')"])
+    with pytest.warns(AhaWarning, match="needs a label"):
+        scores = aha.evaluate(model, images[0], "gradient", [QUICK, "positive(steps=2, against='label')"])
     assert scores.rows and [f.metric for f in scores.failures] == ["positive"]
     assert "needs a label" in scores.failures[0].reason
 
@@ -246,16 +262,46 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_card_says_what_removing_pixels_does(model, images) -> None:
+def test_card_compares_whole_curves(model, images) -> None:
     found = aha.explain(model, images[:2], "gradient", card=True)
     assert len(found.cards) == 2
     card = found.cards[0]
-    assert set(card.baselines) == {"random_map", "center_map", "edge_map"}
+    assert set(card.baselines) == set(card.leads) == {"random_map", "center_map", "edge_map"}
+    assert card.leads["edge_map"].mean == pytest.approx(
+        card.curves.ins_del - card.baselines["edge_map"].ins_del, abs=1e-5
+    )
     direct = aha.evaluate(model, images[0], found.maps[:1], card.protocol)
     assert card.curves.ins_del == pytest.approx(direct.rows[-1].value, abs=1e-5)
     assert card.curves.deletion[0] == pytest.approx(float(found.scores[0]), abs=1e-5)
-    assert f"from {float(found.scores[0]):.2f} to {card.curves.deletion[2]:.2f}" in card.sentence
-    assert f"random pixels: to {card.baselines['random_map'].deletion[2]:.2f}" in card.sentence
+    assert (
+        f"averages {card.curves.mean_deletion:.2f} ({card.baselines['random_map'].mean_deletion:.2f}" in card.sentence
+    )
+
+
+def curves_of(deletion: float, insertion: float) -> Curves:
+    return Curves((0.0, 1.0), (deletion, deletion), (insertion, insertion))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (
+            [0.5, 0.52, 0.48],
+            "Better than random pixels (Ins-Del +0.50 ± 0.01), a blob in the centre (Ins-Del +0.40 ± 0.01) ",
+        ),
+        ([0.1, 0.12, 0.08], "Better than random pixels (Ins-Del +0.10 ± 0.01), but not than a blob in the centre "),
+        ([0.1, -0.2, 0.3], "This map is no better than chance here: Ins-Del +0.07 ± 0.15 over random pixels. "),
+        ([-0.3, -0.31, -0.32], "This map is no better than chance here: Ins-Del -0.31 ± 0.01 over random pixels. "),
+    ],
+)
+def test_card_is_no_louder_than_its_errors(values: list[float], says: str) -> None:
+    """Ins-Del of a map for three references, beside baselines of 0, 0.1 and 0.2."""
+    own = [curves_of(0.2, 0.2 + value) for value in values]
+    others = {"random_map": 0.0, "center_map": 0.1, "edge_map": 0.2}
+    leads = {name: lead_over(own, [curves_of(0.2, 0.2 + level)] * 3) for name, level in others.items()}
+    averages = {name: curves_of(0.2, 0.2 + level) for name, level in others.items()}
+    card = Card(average_curves(own), averages, leads, "ins_del", "probability")
+    assert card.sentence.startswith(says)
 
 
 def test_protocols_in_full_rebuild_themselves() -> None:

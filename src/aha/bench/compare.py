@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from aha.bench.runs import Column, Group, Run, read_run
 from aha.bench.significance import paired_p
 from aha.bench.tables import better, differences, head_of
 from aha.errors import OutputError
-from aha.results.score_table import markdown_table, summarise
+from aha.results.score_table import markdown_table, summarise, text_table
 
 
 class Comparison(NamedTuple):
@@ -101,6 +101,15 @@ def _by_image(values: dict[tuple[str, int], float]) -> dict[tuple[str, int], flo
 
 def as_markdown(rows: list[Comparison]) -> str:
     """The comparison as tables, one per model, kind of target and protocol."""
+    return _as_tables(rows, markdown_table)
+
+
+def as_text(rows: list[Comparison]) -> str:
+    """The same tables for a terminal."""
+    return _as_tables(rows, text_table)
+
+
+def _as_tables(rows: list[Comparison], layout: Callable[[str, list[str], list[list[str]]], str]) -> str:
     parts = []
     for group in dict.fromkeys((row.model, row.target_kind, row.protocol) for row in rows):
         own = [row for row in rows if (row.model, row.target_kind, row.protocol) == group]
@@ -118,7 +127,7 @@ def as_markdown(rows: list[Comparison]) -> str:
             ]
             for row in own
         ]
-        parts.append(markdown_table(", ".join(group), heads, body))
+        parts.append(layout(", ".join(group), heads, body))
     return "\n\n".join(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from aha.core.progress_line import shown
 from aha.data.batches import Batch, Images, count_images, iter_batches
 from aha.data.mosaics import Mosaic
 from aha.data.targets import Target, resolve_targets
-from aha.errors import AhaError, ImageError, MetricError
+from aha.errors import AhaError, AhaWarning, ImageError, MetricError, warn
 from aha.methods import Method, check_fit, load_method
 from aha.metrics import Case, Metric, Sample
 from aha.metrics.curves import CurveMetric
@@ -34,6 +35,8 @@ from aha.results.score_table import CurveRow, Failure, Row, Scores
 
 Maps = Any
 """Maps from elsewhere: a tensor or array (N, H, W), a list of (H, W), or an Explanation."""
+
+_REASONS_SHOWN = 3
 
 
 def evaluate(
@@ -67,7 +70,10 @@ def evaluate(
         progress: as in `aha.explain`.
 
     Returns:
-        Scores; what could not be measured is in `Scores.failures`, and does not stop the rest.
+        Scores; what could not be measured is in `Scores.failures`, does not stop the rest, and is warned of.
+
+    Raises:
+        MetricError: Nothing at all could be measured.
     """
     model = load_model(model)
     protocols = tuple(load_protocols(metrics))
@@ -96,7 +102,22 @@ def evaluate(
                     cases = source.cases(batch, samples, outputs, chosen, scores.failures)
                     _score_all(cases, sum(map(len, chosen)), protocols, scores)
             first += len(samples)
+    _tell_of_failures(scores)
     return scores
+
+
+def _tell_of_failures(scores: Scores) -> None:
+    """Raises if there are failures alone, and warns if there are some."""
+    reasons = Counter(failure.reason for failure in scores.failures).most_common()
+    if not reasons:
+        return
+    parts = [f"{reason} ({count} times)" if count > 1 else reason for reason, count in reasons[:_REASONS_SHOWN]]
+    more = f"; and {len(reasons) - _REASONS_SHOWN} other reasons" if len(reasons) > _REASONS_SHOWN else ""
+    why = "; ".join(parts) + more
+    if not scores.rows:
+        raise MetricError(f"nothing could be measured: {why}")
+    count = len(scores.failures)
+    warn(f"{count} measurements failed beside {len(scores)} scores (`Scores.failures`): {why}", AhaWarning)
 
 
 def _score_all(cases: Iterator[Case], most: int, protocols: Sequence[Protocol], scores: Scores) -> None:

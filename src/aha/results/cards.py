@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +20,8 @@ from aha.perturb.references import Black, Blur, Mean
 
 BASELINES = ("random_map", "center_map", "edge_map")
 PROTOCOL = InsDel(steps=20, references=(Black(), Mean(), Blur()))
-_SHOWN = 0.1  # the share of pixels that the sentence speaks of; on a step of the protocol
+_BASELINE_WORDS = {"random_map": "random pixels", "center_map": "a blob in the centre", "edge_map": "edges"}
+_SURE = 2.0  # errors that a lead must exceed to be called one
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,7 @@ class Curves:
     @property
     def ins_del(self) -> float:
         """Insertion minus Deletion."""
-        fractions, deletion, insertion = (torch.tensor(x) for x in (self.fractions, self.deletion, self.insertion))
-        return float(area(fractions, insertion - deletion))
+        return self.mean_insertion - self.mean_deletion
 
     def joined(self, other: Curves) -> Curves:
         """All points of both, in their order; no point may be on both."""
@@ -48,9 +50,33 @@ class Curves:
         fractions, deletion, insertion = zip(*sorted(points), strict=True)
         return Curves(fractions, deletion, insertion)
 
-    def score_without(self, share: float) -> float:
-        """Score after deleting the top `share` of the pixels."""
-        return self.deletion[min(range(len(self.fractions)), key=lambda i: abs(self.fractions[i] - share))]
+    @property
+    def mean_deletion(self) -> float:
+        """The area under the curve of deletion."""
+        return self._area(self.deletion)
+
+    @property
+    def mean_insertion(self) -> float:
+        """The area under the curve of insertion."""
+        return self._area(self.insertion)
+
+    def _area(self, scores: tuple[float, ...]) -> float:
+        return float(area(torch.tensor(self.fractions), torch.tensor(scores)))
+
+
+class Lead(NamedTuple):
+    """How much more Ins-Del a map has than a baseline: the mean over references, and its standard error."""
+
+    mean: float
+    error: float
+
+    @property
+    def is_sure(self) -> bool:
+        """Can it be told from nothing?"""
+        return self.mean > _SURE * self.error
+
+    def __str__(self) -> str:
+        return f"{two_digits(self.mean)} ± {two_digits(self.error)}"
 
 
 @dataclass(frozen=True)
@@ -60,31 +86,44 @@ class Card:
     Attributes:
         curves: of the map.
         baselines: of random_map, center_map and edge_map.
+        leads: over each baseline, reference by reference.
         protocol: text of the protocol.
         score_name: what the scores are, for the sentence.
     """
 
     curves: Curves
     baselines: Mapping[str, Curves]
+    leads: Mapping[str, Lead]
     protocol: str
     score_name: str
 
     @property
     def sentence(self) -> str:
-        """The card in words."""
-        before, after = self.curves.deletion[0], self.curves.score_without(_SHOWN)
-        random_after = self.baselines["random_map"].score_without(_SHOWN)
-        verb = "drops" if after < before else "moves"
-        best = max(self.baselines, key=lambda name: self.baselines[name].ins_del)
-        beats = self.curves.ins_del > self.baselines[best].ins_del
-        verdict = (
-            f"Ins-Del {two_digits(self.curves.ins_del)}, {'above' if beats else 'not above'} the best baseline "
-            f"({best} {two_digits(self.baselines[best].ins_del)})"
-        )
+        """The card in words: what the whole curves say, no louder than their errors allow."""
+        beaten = [name for name, lead in self.leads.items() if lead.is_sure]
+        others = [name for name in self.leads if name not in beaten]
+        if "random_map" in others:
+            verdict = f"This map is no better than chance here: Ins-Del {self._over('random_map')} over random pixels"
+        else:
+            verdict = f"Better than {_listed([self._by(name) for name in beaten])}"
+            if others:
+                verdict += f", but not than {_listed([self._by(name) for name in others])}"
+        own, random = self.curves, self.baselines["random_map"]
         return (
-            f"Removing the top {_SHOWN:.0%} of pixels {verb} the {self.score_name} from {before:.2f} to {after:.2f}; "
-            f"random pixels: to {random_after:.2f}. {verdict}."
+            f"{verdict}. While the top pixels go, the {self.score_name} averages {two_digits(own.mean_deletion)} "
+            f"({two_digits(random.mean_deletion)} with random ones); while they come, "
+            f"{two_digits(own.mean_insertion)} ({two_digits(random.mean_insertion)})."
         )
+
+    def _over(self, name: str) -> str:
+        return f"{'+' if self.leads[name].mean > 0 else ''}{self.leads[name]}"
+
+    def _by(self, name: str) -> str:
+        return f"{_BASELINE_WORDS.get(name, name)} (Ins-Del {self._over(name)})"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def two_digits(value: float) -> str:
@@ -100,20 +139,22 @@ class CardMaker:
         self.model = model
         self.protocol = protocol
         self.seed = seed
-        self._baselines: dict[tuple[int, int], dict[str, Curves]] = {}
+        self._baselines: dict[tuple[int, int], dict[str, list[Curves]]] = {}
         self._samples: list[Sample] = []  # kept alive, since baselines are filed under their identity
 
     def card(self, sample: Sample, target: int, values: Tensor, method: str) -> Card:
         """The card of a map (H, W) for a class of a sample."""
         score = self.model.score
+        own, others = self._curves(sample, target, values, method), self._baseline_curves(sample, target)
         return Card(
-            curves=self._curves(sample, target, values, method),
-            baselines=self._baseline_curves(sample, target),
+            curves=average_curves(own),
+            baselines={name: average_curves(curves) for name, curves in others.items()},
+            leads={name: lead_over(own, curves) for name, curves in others.items()},
             protocol=str(self.protocol),
             score_name="probability" if score.is_probability else score.name,
         )
 
-    def _baseline_curves(self, sample: Sample, target: int) -> dict[str, Curves]:
+    def _baseline_curves(self, sample: Sample, target: int) -> dict[str, list[Curves]]:
         key = (id(sample), target)
         if key not in self._baselines:
             self._samples.append(sample)
@@ -129,9 +170,10 @@ class CardMaker:
             }
         return self._baselines[key]
 
-    def _curves(self, sample: Sample, target: int, values: Tensor, method: str) -> Curves:
+    def _curves(self, sample: Sample, target: int, values: Tensor, method: str) -> list[Curves]:
+        """One pair of curves for each reference."""
         case = Case(sample, target, values.to(self.model.device), method, seed=self.seed)
-        return average_curves(list(reference_curves(case, self.protocol).values()))
+        return list(reference_curves(case, self.protocol).values())
 
 
 def reference_curves(case: Case, protocol: CurveMetric) -> dict[str, Curves]:
@@ -152,3 +194,10 @@ def average_curves(curves: Sequence[Curves]) -> Curves:
         for kind in ("deletion", "insertion")
     )
     return Curves(curves[0].fractions, *means)
+
+
+def lead_over(own: Sequence[Curves], others: Sequence[Curves]) -> Lead:
+    """How much Ins-Del one map has more than another, over the references of both."""
+    differences = torch.tensor([a.ins_del - b.ins_del for a, b in zip(own, others, strict=True)], dtype=torch.float64)
+    error = float(differences.std() / len(differences) ** 0.5) if len(differences) > 1 else math.inf
+    return Lead(float(differences.mean()), error)

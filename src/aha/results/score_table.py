@@ -168,6 +168,10 @@ class Scores:
         """
         return "\n\n".join(self._tables(markdown_table, each_reference))
 
+    def to_text(self, *, each_reference: bool = False) -> str:
+        """The table of `to_markdown` for a terminal: columns in line, and no marks."""
+        return "\n\n".join(self._tables(text_table, each_reference))
+
     def to_latex(self, *, each_reference: bool = False) -> str:
         """The table of `to_markdown` as LaTeX (booktabs)."""
         return "\n\n".join(self._tables(latex_table, each_reference))
@@ -255,6 +259,17 @@ def html_table(caption: str, heads: list[str], body: list[list[str]]) -> str:
 
     head, rows = row(heads, "th"), "".join(row(cells, "td") for cells in body)
     return f"<table><caption>{html.escape(caption)}</caption><thead>{head}</thead><tbody>{rows}</tbody></table>"
+
+
+def text_table(caption: str, heads: list[str], body: list[list[str]]) -> str:
+    """A table for a terminal under its caption: names to the left, numbers in line."""
+    widths = [max(len(row[place]) for row in (heads, *body)) for place in range(len(heads))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = zip(cells, widths, strict=True)
+        return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]).rstrip()
+
+    return "\n".join([caption, "", line(heads), line(["-" * width for width in widths]), *map(line, body)])
 
 
 def _line(cells: Sequence[str]) -> str:
