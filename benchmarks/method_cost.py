@@ -1,6 +1,6 @@
 """What does a map cost, in images that pass forwards and backwards through the model?
 
-    python benchmarks/method_cost.py [docs/results/method_cost.csv]
+    python benchmarks/method_cost.py [src/aha/methods/cost.csv]
 
 Each method with its default parameters, one random picture of 224 x 224, miniature networks with random weights: three
 convolutions where its needs are met, a ViT with 16 x 16 patches otherwise. The counts hardly depend on the network, but
@@ -70,4 +70,4 @@ def main(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/results/method_cost.csv"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "src/aha/methods/cost.csv"))

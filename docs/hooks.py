@@ -28,31 +28,21 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def methods() -> str:
-    """Every registered method, by family: needs, cost, and its idea, or its docstring where none is written down."""
-    costs = {row["method"]: row for row in read(RESULTS / "method_cost.csv")}
-    ideas = {row["method"]: row["idea"] for row in read(DOCS / "ideas.csv")}
+    """Every registered method, by family: needs, cost and idea."""
     parts = []
     for family, entries in _by_family(catalogue.methods()).items():
         rows = [
             (
                 f"`{entry.name}`",
                 ", ".join(entry.needs) or "nothing",
-                cost_of(costs.get(entry.name)),
-                ideas.get(entry.name, entry.summary),
+                entry.details["cost"],
+                entry.summary,
                 entry.details["citation"],
             )
             for entry in entries
         ]
         parts.append(f"### {family.capitalize()}\n\n{table(('method', 'needs', 'cost', 'idea', 'source'), rows)}")
     return "\n\n".join(parts)
-
-
-def cost_of(row: dict[str, str] | None) -> str:
-    """Images that pass forwards and backwards through the model for one map, as counted."""
-    if row is None:
-        return ""
-    forward, backward = int(row["forward"]), int(row["backward"])
-    return f"{forward:,} + {backward:,}".replace(",", "\u202f") if backward else f"{forward:,}".replace(",", "\u202f")
 
 
 def scores() -> str:

@@ -3,8 +3,10 @@
 The blocks of a page run in order, in one namespace, in a folder with the files that pages speak of. There is no network
 and little time, so heavy things have stand-ins, made here:
 
-- every model that a page names (`timm:resnet50`, `hf:...`, the demo's too) is timm's miniature `test_resnet` at 64
-  pixels with random weights and ImageNet's class names; `network` and `my_module` are such networks as well;
+- every model that a page names (`timm:resnet50`, the demo's too) is timm's miniature `test_resnet` at 64 pixels, or
+  `test_vit` for `hf:` and `clip:`, with random weights and ImageNet's class names; `network` and `my_module` are such
+  networks as well;
+- models of transformers that a page holds in memory are miniatures too;
 - photographs are small random pictures;
 - `train` takes two steps, whatever the page asks for, and the hub accepts everything.
 
@@ -35,10 +37,13 @@ from aha.cli import app
 from aha.learned import settings
 from aha.methods import METHODS
 from aha.models import load
+from aha.models.habits import imagenet_names
 from aha.models.preprocessing import Preprocessing
-from aha.models.sources import Loaded, imagenet_names
+from aha.models.sources import Loaded
+from aha.models.texts import with_texts
 from command_line import picture
 from test_layers import IMPORTERS, LAYERS
+from two_towers import tiny_classifier, tiny_clip, tiny_processor
 
 ROOT = Path(__file__).parents[1]
 if not (ROOT / "docs").is_dir():
@@ -103,9 +108,18 @@ def miniature() -> torch.nn.Module:
     return timm.create_model("test_resnet", num_classes=1000).eval()
 
 
+def miniature_vit() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model("test_vit", num_classes=1000, img_size=SIZE).eval()
+
+
 def stand_in(spec: str, request: Any) -> Loaded:
-    """Any model that a page names."""
-    return Loaded(miniature(), Preprocessing((SIZE, SIZE), (0.5,) * 3, (0.5,) * 3), imagenet_names())
+    """Any model that a page names; with texts, their embeddings are random."""
+    preprocessing = Preprocessing((SIZE, SIZE), (0.5,) * 3, (0.5,) * 3)
+    if request.texts is not None:
+        named = with_texts(miniature_vit(), {text: torch.randn(1000) for text in request.texts})
+        return Loaded(named, preprocessing, list(request.texts))
+    return Loaded(miniature_vit() if spec.startswith("hf:") else miniature(), preprocessing, imagenet_names())
 
 
 @pytest.fixture
@@ -147,6 +161,10 @@ def prepared(page: str) -> dict[str, Any]:
         "inputs": inputs,
         "classes": labels,
     }
+    if page == "docs/tasks/clip.md":
+        names |= {"clip": tiny_clip(), "processor": tiny_processor()}
+    if page == "docs/tasks/huggingface.md":
+        names |= {"classifier": tiny_classifier(), "image_processor": tiny_processor().image_processor}
     if page == "docs/deploy.md":  # begins where training has ended
         aha.train(aha.load_model("timm:resnet18"), "train.csv", "run", settings=settings.load_settings("smoke"))
     return names

@@ -6,9 +6,12 @@ real things are at hand already, together with whatever a user has added to them
 
 from __future__ import annotations
 
+import csv
 import sys
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from aha.core.declared import Kind, declared
@@ -24,7 +27,7 @@ _HOMES: dict[Kind, tuple[str, str]] = {
     "model source": ("aha.models.sources", "SOURCES"),
 }
 # Sources that work only with an optional dependency, by the name of the extra.
-_EXTRAS = {"demo": ["demo"], "hf": ["hf"]}
+_EXTRAS = {"clip": ["hf"], "demo": ["demo"], "hf": ["hf"]}
 
 
 @dataclass(frozen=True)
@@ -148,15 +151,33 @@ def _registry(kind: Kind) -> Registry[Any]:
     return getattr(sys.modules[module], name) if module in sys.modules else declared(kind)
 
 
+@cache
+def _noted(file: str) -> dict[str, dict[str, str]]:
+    """A table of the package about its methods, by method."""
+    with (Path(__file__).parent / "methods" / file).open(encoding="utf-8", newline="") as content:
+        return {row["method"]: row for row in csv.DictReader(content)}
+
+
+def cost_of(name: str) -> str:
+    """Images that pass forwards, and backwards, through the model for one map, as counted by `method_cost.py`."""
+    row = _noted("cost.csv").get(name)
+    if row is None:
+        return ""
+    forward, backward = (f"{int(row[way]):,}".replace(",", "\u202f") for way in ("forward", "backward"))
+    return f"{forward} + {backward}" if backward != "0" else forward
+
+
 def _describe_method(cls: Any) -> Entry:
+    idea = _noted("ideas.csv").get(cls.name, {}).get("idea")
     parameters = fields(cls)
     return Entry(
         cls.name,
         cls.family,
         sorted(cls.required),
-        summary=first_line(cls),
+        summary=idea or first_line(cls),
         details={
             "citation": cls.citation,
+            "cost": cost_of(cls.name),
             "parameters": {parameter.name: _default(parameter) for parameter in parameters},
             "required": [parameter.name for parameter in parameters if _is_required(parameter)],
         },

@@ -182,7 +182,8 @@ def test_list_models() -> None:
     plain = run("list", "models", "--source", "torchvision", "RESNET15").stdout.splitlines()
     assert plain == ["torchvision:resnet152"]
     assert run("list", "models", "--source", "timm", "test_resne?").stdout == "timm:test_resnet\n"
-    assert run("list", "models", "--source", "hf").stdout == ""
+    assert_refused(run("list", "models", "--source", "hf"), "hf models have no list")
+    assert_refused(run("list", "methods", "no_such_thing"), "no methods match 'no_such_thing'")
     assert_refused(run("list", "models", "--source", "tim"), "unknown model source", "timm")
 
 
@@ -191,6 +192,8 @@ def test_list_scores_and_tables() -> None:
     assert {entry["name"] for entry in listed} >= {"softmax", "logit"}
     table = run("list", "scores").stdout
     assert all(entry["summary"] in table for entry in listed)
+    methods = run("list", "methods", "rise").stdout
+    assert all(word in methods for word in ("4\u202f000", "random masks weighted by the score", "cells=7", "passes"))
     cams = run("list", "methods", "cam", "--quiet").stdout.split()
     assert cams == [name for name in aha.list_methods() if "cam" in name]
     assert "grad_cam" in cams

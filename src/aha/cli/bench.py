@@ -204,7 +204,7 @@ def _finish(out: Path, share: tuple[int, int], *, with_report: bool, json: bool,
 def _as_text(read: Run, page: Path | None) -> str:
     lines = []
     for group in read.groups:
-        lines.append(group.scores.to_markdown() + "\n")
+        lines.append(group.scores.to_text() + "\n")
         if group.missing:
             lines.append(f"{group.missing} cells are missing; the same command continues")
         if group.scores.failures:
@@ -255,11 +255,11 @@ def compare(
 ) -> None:
     """Compare two runs on the images that both have: differences with errors and paired tests."""
     with reported(debug=debug, quiet=quiet):
-        from aha.bench.compare import as_markdown, compare_runs
+        from aha.bench.compare import as_text, compare_runs
 
         found = compare_runs(first, second)
         rows = [{**row._asdict(), "verdict": row.verdict} for row in found]
-        answer(lambda: rows, lambda: as_markdown(found), json=json, quiet=quiet)
+        answer(lambda: rows, lambda: as_text(found), json=json, quiet=quiet)
 
 
 def merge(

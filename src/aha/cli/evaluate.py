@@ -129,8 +129,10 @@ def _report(scores: Scores, out: Path, *, json: bool, quiet: bool) -> None:
             }
         )
     elif scores.rows and not quiet:
-        typer.echo(scores.to_markdown())
+        typer.echo(scores.to_text())
         typer.echo(f"\n{len(scores)} scores: {out / 'scores.csv'}")
+    if scores.failures and not scores.rows:
+        say_error(f"nothing could be measured; {len(scores.failures)} attempts failed:")
     lines = _lines(scores.failures)
     for line in lines[:_SHOWN_FAILURES]:
         say_error(line)

@@ -18,11 +18,15 @@ from aha.cli.options import (
     ImageSize,
     Json,
     Limit,
+    Mean,
     NoPretrained,
     Precision,
     Quiet,
     Seed,
+    Std,
+    Texts,
     Weights,
+    numbers,
 )
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
 from aha.cli.texts import check_texts, complete_method, complete_model, complete_score
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 
 _METHOD = "grad_cam"
 _SHOWN_FAILURES = 20
+_CARD = ("image", "method", "class", "card")
 
 
 def explain(
@@ -67,13 +72,22 @@ def explain(
         str | None,
         typer.Option(help='Classes to tell apart, as "lynx, cougar" or "287,286": wraps every method in var.'),
     ] = None,
+    card: Annotated[
+        bool, typer.Option("--card", help="Also measure and say how far each map can be trusted; takes longer.")
+    ] = False,
+    text: Texts = None,
     weights: Weights = None,
     no_pretrained: NoPretrained = False,
     img_size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
     score: Annotated[
-        str, typer.Option(help="What is reported, as `aha list scores` shows.", autocompletion=complete_score)
-    ] = "softmax",
+        str | None,
+        typer.Option(
+            help="What is reported, as `aha list scores` shows.", autocompletion=complete_score, show_default="its own"
+        ),
+    ] = None,
     class_names: Annotated[Path | None, typer.Option(help="Text file with one class name per line.")] = None,
     limit: Limit = None,
     precision: Precision = "float32",
@@ -99,21 +113,21 @@ def explain(
     Finished images are skipped, so that the same command continues an interrupted run.
     """
     with reported(debug=debug, quiet=quiet):
-        check_texts(models=[model], methods=method or [], scores=[score])
+        check_texts(models=[model], methods=method or [], scores=[score] if score else [])
         options: dict[str, Any] = {
             "weights": weights,
             "pretrained": not no_pretrained,
             "img_size": img_size,
             "fit": fit,  # checked where it is used, like the precision and the engine
-            "score": score,
+            **({"score": score} if score else {}),  # else the model's own
             "device": device,
             "precision": precision,
             "engine": engine,
             "batch_size": batch_size,
         }
         if shards is not None:
-            if contrast is not None or class_names is not None:
-                raise SpecError("--contrast and --class-names do not go together with shards")
+            if card or contrast is not None or class_names is not None or text or mean or std:
+                raise SpecError("shards take no --card, --contrast, --class-names, --text, --mean or --std")
             options |= {"methods": method or [_METHOD], "target": target or "top1", "seed": seed}
             options["form"] = shards
             shared = _into_shards(paths, out, model, options, limit, force=force, quiet=quiet)
@@ -137,13 +151,14 @@ def explain(
         place = folder_beside(paths[0]) if out is None else out
         check_writable(place)
         check_apart(paths, place)
-        loaded = load_model(model, class_names=names, **options)
+        stated = {"mean": numbers(mean, "--mean"), "std": numbers(std, "--std"), "texts": text or None}
+        loaded = load_model(model, class_names=names, **options, **stated)
         if contrast is not None:
             compared = tuple(class_list(contrast, loaded))
             methods = [Var(chosen, classes=compared) for chosen in methods]
         check_cost(methods, loaded, force=force)
         pictures = choose(find_pictures(paths, place, loaded), limit, seed)
-        run = FileRun(loaded, pictures, methods, target or contrast or "top1", place, seed=seed)
+        run = FileRun(loaded, pictures, methods, target or contrast or "top1", place, seed=seed, card=card)
         try:
             with progress_bar("explaining", len(run.pending), shown=not quiet) as advance:
                 run.run(batch_size, advance)
@@ -180,6 +195,7 @@ def _into_shards(
 
 
 def _report(run: FileRun | ShardRun, *, json: bool, quiet: bool) -> None:
+    cards: list[tuple[str, str, str, str]] = getattr(run, "cards", [])  # shards have none
     if json:
         print_json(
             {
@@ -189,8 +205,11 @@ def _report(run: FileRun | ShardRun, *, json: bool, quiet: bool) -> None:
                 "failed": len(run.failures),
                 "failures": [asdict(failure) for failure in run.failures],
             }
+            | ({"cards": [dict(zip(_CARD, card, strict=True)) for card in cards]} if cards else {})
         )
     elif run.manifest is not None and not quiet:
+        for image, chosen, label, sentence in cards:
+            typer.echo(f"{image}, {label}, {chosen}: {sentence}")
         typer.echo(f"{_counts(run)}: {run.manifest}")
     for failure in run.failures[:_SHOWN_FAILURES]:
         say_error(failure.error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,32 @@ class Kind(StrEnum):
     SCORES = "scores"
 
 
+def _parameters(entry: Entry) -> str:
+    known: dict[str, Any] = entry.details.get("parameters", {})
+    required = entry.details.get("required", ())
+    return ", ".join(name if name in required else f"{name}={value}" for name, value in known.items())
+
+
+_PLAIN: dict[str, Callable[[Entry], str]] = {
+    "name": lambda entry: entry.name,
+    "family": lambda entry: entry.family,
+    "needs": lambda entry: ", ".join(entry.needs),
+    "summary": lambda entry: entry.summary,
+}
+_COLUMNS: dict[Kind, dict[str, Callable[[Entry], str]]] = {
+    Kind.METHODS: {
+        "name": lambda entry: entry.name,
+        "passes": lambda entry: entry.details["cost"],
+        "what it does": lambda entry: entry.summary,
+        "needs": lambda entry: ", ".join(entry.needs),
+        "parameters": _parameters,
+    },
+    Kind.METRICS: _PLAIN | {"parameters": _parameters},
+    Kind.PROTOCOLS: _PLAIN,
+    Kind.SCORES: _PLAIN,
+}
+
+
 def list_things(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     pattern: Annotated[str | None, typer.Argument(help="Part of the name, or a pattern such as 'vit_*_224'.")] = None,
@@ -39,13 +66,17 @@ def list_things(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """List models, methods, metrics, protocols or scores."""
+    """List models, methods, metrics, protocols or scores.
+
+    Passes are images that go forwards and backwards through the model for one map with the default parameters.
+    """
     if source is not None and kind is not Kind.MODELS:
         raise typer.BadParameter("only models have a source", param_hint="--source")
     if model is not None and kind is not Kind.METHODS:
         raise typer.BadParameter("only methods depend on a model", param_hint="--model")
     with reported(debug=debug, quiet=quiet):
         from aha import catalogue
+        from aha.errors import UnknownName
 
         check_texts(models=[] if model is None else [model])
         if kind is Kind.MODELS:
@@ -60,16 +91,26 @@ def list_things(
             }
             entries = listed[kind]()
         entries = [entry for entry in entries if catalogue.matches(entry.name, pattern)]
+        if not entries:
+            raise UnknownName(_nothing_found(kind, pattern, source, model))
         if json:
             print_json([entry.as_dict() for entry in entries])
         elif kind is Kind.MODELS or quiet:
             # Over a thousand: plain lines, for grep and pipes.
             typer.echo("".join(f"{entry.name}\n" for entry in entries), nl=False)
         else:
-            _print_table(entries)
+            _print_table(entries, _COLUMNS[kind])
 
 
-def _print_table(entries: list[Entry]) -> None:
+def _nothing_found(kind: Kind, pattern: str | None, source: str | None, model: str | None) -> str:
+    """Why a list is empty, for people and scripts."""
+    if source in ("hf", "clip", "python"):
+        return f"{source} models have no list: they are named by a repository, a folder or a function"
+    where = f" of {source}" * (source is not None) + f" that fit {model}" * (model is not None)
+    return f"no {kind}{where} match {pattern!r}; `aha list {kind}` shows all"
+
+
+def _print_table(entries: list[Entry], columns: dict[str, Callable[[Entry], str]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -78,9 +119,8 @@ def _print_table(entries: list[Entry]) -> None:
     if not console.is_terminal:
         console = Console(width=200)  # rows stay whole in files and pipes
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("name", "family", "needs", "summary"):
+    for title in columns:
         table.add_column(title, no_wrap=title in ("name", "family"))
     for entry in entries:
-        cells: list[Any] = [entry.name, entry.family, ", ".join(entry.needs), entry.summary]
-        table.add_row(*map(Text, cells))
+        table.add_row(*(Text(cell(entry)) for cell in columns.values()))
     console.print(table)

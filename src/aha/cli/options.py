@@ -28,4 +28,19 @@ Engine = Annotated[
         help="What runs passes without gradients: eager, compiled, onnxruntime, openvino, or auto: the fastest of them."
     ),
 ]
+Texts = Annotated[list[str] | None, typer.Option("--text", help="Repeatable; the classes of a clip: model.")]
+Mean = Annotated[
+    str | None, typer.Option(help="Mean of the normalisation, as 0.5,0.5,0.5; for models that do not say.")
+]
+Std = Annotated[str | None, typer.Option(help="Standard deviation of the normalisation, in the same form.")]
 ImageSize = Annotated[int | None, typer.Option(min=1, help="Side of the model input; the model's own by default.")]
+
+
+def numbers(text: str | None, option: str) -> list[float] | None:
+    """The numbers of a text such as `0.5,0.5,0.5`."""
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 0.5,0.5,0.5", param_hint=option) from None
