@@ -151,7 +151,7 @@ def explain(
         place = folder_beside(paths[0]) if out is None else out
         check_writable(place)
         check_apart(paths, place)
-        stated = {"mean": numbers(mean, "--mean"), "std": numbers(std, "--std"), "texts": text or None}
+        stated: dict[str, Any] = {"mean": numbers(mean, "--mean"), "std": numbers(std, "--std"), "texts": text or None}
         loaded = load_model(model, class_names=names, **options, **stated)
         if contrast is not None:
             compared = tuple(class_list(contrast, loaded))
