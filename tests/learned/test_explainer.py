@@ -187,6 +187,16 @@ def test_default_stages() -> None:
     assert default_stages(load_model(tiny_vit(), **stated)) == (0, 1)
 
 
+def test_class_weights_that_do_not_fit_the_features_give_no_evidence(images: Tensor) -> None:
+    """The classifier reads a hidden layer, not the features themselves."""
+    trunk = randomised(TinyCNN())
+    hidden = torch.nn.Sequential(trunk, torch.nn.ReLU(), torch.nn.Linear(CLASSES, 7), torch.nn.Linear(7, CLASSES))
+    target = load_model(hidden.eval(), input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3)
+    explainer = Explainer.for_target(target, Design(evidence="forward", width=16))
+    assert explainer.config.evidence == "none"
+    assert maps_of(explainer, target, images).shape == images[:, 0].shape
+
+
 def test_stages_that_are_not_there_are_refused(target: TargetModel) -> None:
     with pytest.raises(SpecError, match="has the stages 0 to"):
         Explainer.for_target(target, Design(stages=(0, 99)))

@@ -43,6 +43,12 @@ def test_random_grids_stay_in_their_range() -> None:
     assert 20 < sum(count < 20 * 20 for count in counts_of_many()) < 40  # as many below the geometric middle as above
 
 
+def test_no_cell_is_empty_however_small_the_picture() -> None:
+    for cells in (7, 30, 56, 112):
+        regions = grid_regions((32, 40), cells, (0.3, 0.9), torch.zeros(1))
+        assert int(regions.sizes.min()) >= 1 and int(regions.sizes.sum()) == 32 * 40
+
+
 def counts_of_many() -> list[int]:
     like = torch.zeros(1)
     return [random_regions((224, 224), torch.Generator().manual_seed(s), like).count for s in range(60)]

@@ -151,8 +151,9 @@ class Explainer(nn.Module):
         blank = torch.zeros(1, len(preprocessing.mean), *preprocessing.size, device=source.device)
         features, _ = source.features(blank, stages)
         evidence = design.evidence
-        if evidence == "forward" and (conditioning != "head" or named != "target"):
-            evidence = "none"  # class weights say nothing about another network's features
+        weighs = named == "target" and conditioning == "head" and features[-1].shape[1] == target.class_vectors.shape[1]
+        if evidence == "forward" and not weighs:
+            evidence = "none"  # class weights say nothing about features of another network, or far from the classifier
         decoder = DecoderConfig(
             tuple(f.shape[1] for f in features),
             target.class_vectors.shape[1] if conditioning == "head" else design.class_dim,

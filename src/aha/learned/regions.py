@@ -41,8 +41,11 @@ class Regions:
 
 
 def grid_regions(size: tuple[int, int], cells: int, offset: tuple[float, float], like: Tensor) -> Regions:
-    """A grid of `cells` along the shorter side of an image (H, W); the offset (y, x) is in cells, within [0, 1)."""
-    side = min(size) / cells
+    """A grid of `cells` along the shorter side of an image (H, W); the offset (y, x) is in cells, within [0, 1).
+
+    No cell is smaller than a pixel: some would be empty.
+    """
+    side = max(1.0, min(size) / cells)
     rows, columns = (
         torch.floor(torch.arange(length, device=like.device, dtype=torch.float64) / side + shift).long()
         for length, shift in zip(size, offset, strict=True)
