@@ -125,7 +125,7 @@ STALLED = (
 HOSTILE = (
     "kernel_shap(parts=patches(grid=200))",
     "rise(n=5000, cells=5000)",
-    "lime(n=5000, parts=patches(grid=64), reference=blur(kernel=4999))",
+    "lime(n=5000, parts=patches(grid=100), reference=blur(kernel=4999))",
     "smooth(smooth(smooth(gradient, n=5000), n=5000), n=5000)",
     "occlusion(window=1, stride=1, reference=image('/etc/hostname'))",
     "integrated_gradients(steps=999999999999999999999)",
