@@ -298,7 +298,7 @@ def test_runs_are_neither_overwritten_nor_continued_with_other_settings(
     [
         ("stepz=3", "no setting 'stepz'; there are"),
         ("steps", "write key=value"),
-        ("steps=many", "steps='many' is not a int"),
+        ("steps=many", "steps='many' is not a whole number"),
         ("steps=-1", "must be a number from 1 on"),
         ("batch_size=0", "must be a number from 1 on"),
         ("width=0", "must be a number from 1 on"),

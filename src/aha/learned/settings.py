@@ -199,6 +199,7 @@ _LOWEST: dict[str, float] = {
     **dict.fromkeys(("hot", "cold", "clip"), 1e-9),
 }
 _HIGHEST = 2**40
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def _names(kind: type) -> set[str]:
@@ -212,7 +213,7 @@ def _checked(kind: type, name: str, value: Any) -> Any:
         value = float(value) if value <= _HIGHEST else math.inf
     if wanted in (int, float, bool, str):
         if type(value) is not wanted:
-            raise SpecError(f"{name}={value!r} is not a {wanted.__name__}")
+            raise SpecError(f"{name}={value!r} is not {_KINDS[wanted]}")
         if wanted in (int, float) and not _LOWEST.get(name, 0) <= value <= _HIGHEST:
             raise SpecError(f"{name}={value!r} must be a number from {_LOWEST.get(name, 0)} on")
     elif name in _CHOICES:
