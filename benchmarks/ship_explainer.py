@@ -38,7 +38,7 @@ def main() -> None:
     model = load_model(given.model, weights=given.weights, precision=given.precision)
     explainer = Explainer.from_pretrained(given.explainer)
     explainer.check_target(model)
-    samples = find_samples(given.data, model.num_classes)
+    samples = find_samples(given.data, model)
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).tolist()[: given.limit]
     config = TrainConfig(validation_steps=given.steps)
     curves = validation_curves(explainer, model, [samples[i] for i in order], config, Engine(model.device))

@@ -44,11 +44,11 @@ class ObjectiveConfig:
 
     deletion: float = 1.0
     insertion: float = 1.0
-    log: float = 0.05
+    log: float = 0.03
     peaks: float = 0.0
     peak_kernel: int = 7
     iterations: int = 20
-    noise: float = 0.5
+    noise: float = 0.3
     literal_noise: bool = False
     binned: bool = True
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-GRID_SIZES = (7, 56)  # smallest and largest G: cells of 32 to 4 pixels at 224
+GRID_SIZES = (7, 112)  # smallest and largest G: cells of 32 to 2 pixels at 224
 
 
 @dataclass(frozen=True)

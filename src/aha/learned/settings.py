@@ -1,6 +1,6 @@
 """Settings of an explainer and its training, the presets, and `key=value` texts that change them.
 
-Where the paper is silent, the default is a choice of this project; `docs/aha.md` lists them.
+Where the paper is silent, the default is a choice of this project; `docs/results/aha.md` lists them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class TrainConfig:
     steps: int = 1000
     batch_size: int = 8
     perturbations: int = 4
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     weight_decay: float = 1e-3
     clip: float = 1.0
     warm_up: float = 0.1
@@ -99,10 +99,10 @@ class TrainConfig:
     grids: tuple[int, int] = GRID_SIZES
     classes: tuple[float, float, float] = (0.6, 0.2, 0.2)
     flip: bool = True
-    crop: float = 1.0
+    crop: float = 0.6
     references: tuple[Reference, ...] = (Black(), Mean(), Blur())
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    ema: float = 0.0
+    ema: float = 0.97
     validate_every: int = 0
     validation_images: int = 32
     validation_steps: int = 8
@@ -133,8 +133,11 @@ PRESETS = {
             batch_size=32,
             perturbations=16,
             learning_rate=3e-4,
+            grids=(7, 28),
             classes=(0.5, 0.5, 0.0),
-            objective=ObjectiveConfig(noise=1.0),
+            crop=1.0,
+            objective=ObjectiveConfig(log=0.0, peaks=2.5e-3, noise=1.0),
+            ema=0.0,
             validate_every=2000,
             validation_images=256,
             save_every=500,
