@@ -13,7 +13,7 @@ demo: $(VENV)/.demo
 	$(BIN)/aha demo --out $(OUT)
 
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --tb=native
 
 slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow
@@ -22,7 +22,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --tb=native
 	$(BIN)/mkdocs build --strict --quiet
 	.ci/audit $(BIN)/pip-audit
 
