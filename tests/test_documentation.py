@@ -166,7 +166,8 @@ def prepared(page: str) -> dict[str, Any]:
     if page == "docs/tasks/huggingface.md":
         names |= {"classifier": tiny_classifier(), "image_processor": tiny_processor().image_processor}
     if page == "docs/deploy.md":  # begins where training has ended
-        aha.train(aha.load_model("timm:resnet18"), "train.csv", "run", settings=settings.load_settings("smoke"))
+        chosen = settings.load_settings("smoke", ["evidence=forward"])
+        aha.train(aha.load_model("timm:resnet18"), "train.csv", "run", settings=chosen)
     return names
 
 

@@ -13,6 +13,7 @@ from aha.learned.explainer import Explainer
 from aha.learned.library import explainer_of, load_explainer
 from aha.learned.refinement import RefinementConfig, refine, refine_until_settled
 from aha.methods.base import Method, method
+from aha.methods.cost import Cost
 from aha.models import TargetModel
 
 
@@ -49,6 +50,11 @@ class AHA(Method):
     def needs(self) -> frozenset[str]:
         """Gradients too, if maps are refined."""
         return self.required | ({"gradients"} if self.refine else set())
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        rounds = self.budget if self.refine == "auto" else self.refine
+        # A forward and a backward pass of each perturbed image; the masks of one round are there at once.
+        return Cost(2 + 4 * self.steps * rounds, 16 * self.steps * size[0] * size[1])
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         explainer = self._explainer(model)
