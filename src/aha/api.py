@@ -73,6 +73,7 @@ def explain(
     seed: int = 0,
     batch_size: int | None = None,
     card: bool = False,
+    oracle: str | Method | None = None,
     progress: Listener | bool | None = None,
 ) -> Explanation | dict[str, Explanation]:
     """Which pixels speak for a class.
@@ -90,6 +91,8 @@ def explain(
         batch_size: most maps computed at once; the model's own by default, halved when memory runs out.
         card: also measure how far each map can be trusted (`Explanation.cards`): deletion and insertion curves beside
             those of random, centred and edge maps, for some hundred forward passes per map.
+        oracle: with `card`, a search such as `"search(budget=600)"`: each card then also says how much of what is
+            possible the map reaches (`Card.headroom`).
         progress: a function that is told, again and again, the share of the work that is done, from 0 to 1; it may
             raise to stop it. By default a line with the time left, where a terminal or a notebook shows it; False for
             silence.
@@ -97,7 +100,7 @@ def explain(
     Returns:
         One map per image and class; see `Explanation`. For a list of methods, an explanation for each, by its text.
     """
-    options = {"labels": labels, "seed": seed, "batch_size": batch_size, "card": card}
+    options = {"labels": labels, "seed": seed, "batch_size": batch_size, "card": card, "oracle": oracle}
     with interrupts_wait(), shown(progress, "explaining"):
         if isinstance(method, str | Method):
             return _explain(load_model(model), images, load_method(method), target, options)
@@ -132,6 +135,7 @@ def explain_batches(
     seed: int = 0,
     batch_size: int | None = None,
     card: bool = False,
+    oracle: str | Method | None = None,
     on_error: Callable[[str, ImageError], None] | None = None,
 ) -> Iterator[Explanation]:
     """`explain`, one batch at a time: memory stays flat however many images there are.
@@ -149,7 +153,7 @@ def explain_batches(
         with part(first, end, total) if total else nullcontext():
             explanation = _explain_batch(model, batch, method, target, seed, chunks, first, total)
             if card:
-                explanation = with_cards(model, batch, explanation, CardMaker(model, seed=seed))
+                explanation = with_cards(model, batch, explanation, CardMaker(model, seed=seed, oracle=oracle))
         yield explanation
         first = end
 

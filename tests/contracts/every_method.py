@@ -23,6 +23,7 @@ EXAMPLES: dict[str, str] = {
     "mda": "mda(insertion=zeros_normalised, deletion=zeros_normalised)",
     "simple_insertion": "simple_insertion(grid=4, reference=zeros_normalised)",
     "simple_deletion": "simple_deletion(grid=4, reference=zeros_normalised)",
+    "search": "search(parts=patches(grid=4), reference=zeros_normalised, budget=90)",
 }
 
 

@@ -45,6 +45,7 @@ def passes_of(model: TargetModel, method: str, images: Tensor) -> int:
         "smooth(integrated_gradients(steps=3), n=5)",
         "tis(masks=12)",
         "mda(grid=4)",
+        "search(parts=patches(grid=4), budget=300)",
         "mda(grid=4, screen=2)",
         "mutex",
         "gradient",

@@ -14,6 +14,7 @@ from aha.bench.store import read_map, read_picture
 from aha.bench.tables import better, headline
 from aha.drawing.render import overlay
 from aha.results.gallery import embedded
+from aha.results.headroom import HEADROOM, worst_tenth
 
 _MOST_CASES, _MOST_COLUMNS = 6, 8
 _WIDTH = 320  # twice what the page shows, for dense screens
@@ -31,14 +32,19 @@ class Example:
     cells: Sequence[tuple[str, str, float | None]]
 
 
-def example_images(run: Run, group: Group) -> list[Example]:
-    """Images on which methods disagree most, and those on which even the best does badly; needs kept maps."""
+def example_images(run: Run, group: Group, methods: Sequence[str] = ()) -> list[Example]:
+    """Images on which methods disagree most, or reach least of what is possible, or fail; needs kept maps.
+
+    With `methods`, only these are looked at.
+    """
     chosen = headline(group)
     if chosen is None or not group.maps:
         return []
     sign = 1 if better(chosen[1][0]) == "higher" else -1
     by_image: dict[tuple[str, int], dict[str, float]] = {}
     for method, found in group.values[chosen].items():
+        if methods and method not in methods:
+            continue
         for name, value in found.items():
             _, drawn = group.maps.get(name[0], {}).get(method, ([], None))
             if drawn == name[1] and name[0] in group.pictures:  # of several classes, the one whose map is known
@@ -47,6 +53,9 @@ def example_images(run: Run, group: Group) -> list[Example]:
     apart = sorted(full, key=lambda name: min(full[name].values()) - max(full[name].values()))
     hopeless = sorted(full, key=lambda name: max(sign * value for value in full[name].values()))
     picked = dict.fromkeys(apart[: _MOST_CASES // 2], "where the methods disagree most")
+    for name, method in _least_reached(group, chosen[0]).items():
+        if name in full:
+            picked.setdefault(name, f"of the tenth on which {method} reaches least of what is possible")
     for name in hopeless[:_MOST_CASES]:
         if len(picked) < _MOST_CASES:
             picked.setdefault(name, "where even the best method scores least")
@@ -64,6 +73,16 @@ def example_images(run: Run, group: Group) -> list[Example]:
         label, score = run.class_name(group.model, target), group.facts[image, target].score
         cases.append(Example(why, image, label, score, embedded(picture, _WIDTH), cells))
     return cases
+
+
+def _least_reached(group: Group, protocol: str) -> dict[tuple[str, int], str]:
+    """A few images of the worst tenth by headroom, of the method with most of it on average."""
+    known = [values for (name, column), values in group.values.items() if (name, column[0]) == (protocol, HEADROOM)]
+    if not known:
+        return {}
+    shares = known[0]
+    best = max(shares, key=lambda method: sum(shares[method].values()) / len(shares[method]))
+    return dict.fromkeys(worst_tenth(shares[best])[: _MOST_CASES // 3], best)
 
 
 def _drawn(run: Run, picture: Image.Image, where: list[Any]) -> str:

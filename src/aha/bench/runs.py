@@ -62,7 +62,7 @@ class Group:
     def values(self) -> dict[tuple[str, Column], dict[str, dict[tuple[str, int], float]]]:
         """Protocol and column -> method -> image and class -> value."""
         found: dict[tuple[str, Column], dict[str, dict[tuple[str, int], float]]] = {}
-        for row in self.scores.rows:
+        for row in (*self.scores.rows, *self.scores.headroom()):
             by_method = found.setdefault((row.protocol, (row.metric, row.reference)), {})
             by_method.setdefault(row.method, {})[row.image, row.target] = row.value
         return found

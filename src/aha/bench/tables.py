@@ -14,6 +14,7 @@ from aha.bench.significance import LEVEL, holm, paired_p
 from aha.metrics import ARROWS, directions, side_columns
 from aha.metrics.base import Direction
 from aha.metrics.curves import AVERAGE
+from aha.results.headroom import is_oracle
 from aha.results.score_table import SummaryRow, student_quantile, summarise
 
 SHADED = 3
@@ -137,13 +138,19 @@ def _entries(column: Column, values: Mapping[str, Mapping[tuple[str, int], float
         return {m: Entry(s.mean, s.standard_error, s.n, 0, math.nan) for m, s in means.items()}
     sign = 1 if direction == "higher" else -1
     order = sorted(means, key=lambda method: -sign * means[method].mean)
-    best = values[order[0]]
-    p_values = holm({method: paired_p(differences(values[method], best)) for method in order[1:]})
+    rivals = [method for method in order if not is_oracle(method)] or order  # an oracle competes with nobody
+    best = values[rivals[0]]
+    p_values = holm({method: paired_p(differences(values[method], best)) for method in rivals[1:]})
+    places = {method: place for place, method in enumerate(rivals, start=1)}
     return {
         method: Entry(
-            means[method].mean, means[method].standard_error, means[method].n, place, p_values.get(method, math.nan)
+            means[method].mean,
+            means[method].standard_error,
+            means[method].n,
+            places.get(method, 0),
+            p_values.get(method, math.nan),
         )
-        for place, method in enumerate(order, start=1)
+        for method in order
     }
 
 
@@ -184,9 +191,11 @@ class Verdict:
 def verdict(group: Group) -> Verdict | None:
     """The best method by the headline, and those that may be as good; nothing where there is nothing to compare."""
     chosen = headline(group)
-    if chosen is None or len(group.values[chosen]) < 2:
+    if chosen is None:
         return None
-    entries = _entries(chosen[1], group.values[chosen])
+    entries = {m: entry for m, entry in _entries(chosen[1], group.values[chosen]).items() if entry.rank}
+    if len(entries) < 2:
+        return None
     best = next(method for method, entry in entries.items() if entry.rank == 1)
     tied = [method for method, entry in entries.items() if entry.is_top and method != best]
     return Verdict(head_of(chosen[1]), best, entries[best].mean, entries[best].error, tied, len(entries) - 1)

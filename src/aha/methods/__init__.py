@@ -39,6 +39,7 @@ from aha.methods import (  # noqa: F401  # for the sake of what they register
     rise,
     rollout,
     score_cam,
+    search,
     shapley_sampling,
     simple_deletion,
     simple_insertion,

@@ -95,8 +95,8 @@ def side_columns() -> set[str]:
 
 
 def directions() -> dict[str, Direction]:
-    """The better direction of every column of every registered metric."""
-    found: dict[str, Any] = {}
+    """The better direction of every column of every registered metric, and of those that tables derive from them."""
+    found: dict[str, Any] = {"headroom": "higher", "headroom_worst_tenth": "higher"}
     for name in METRICS:
         found |= METRICS[name].columns
     return found

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from aha.methods import load_method
+from aha.methods import Method, load_method
 from aha.metrics import Case, Sample
 from aha.metrics.curves import CurveMetric
 from aha.metrics.ins_del import InsDel
 from aha.models import TargetModel
 from aha.perturb.perturbation import area
 from aha.perturb.references import Black, Blur, Mean
+from aha.results.headroom import share
 
 BASELINES = ("random_map", "center_map", "edge_map")
 PROTOCOL = InsDel(steps=20, references=(Black(), Mean(), Blur()))
@@ -89,6 +91,8 @@ class Card:
         leads: over each baseline, reference by reference.
         protocol: text of the protocol.
         score_name: what the scores are, for the sentence.
+        oracle: of the best order that a search found, where one was asked for.
+        oracle_name: the search, which says what it was allowed to spend.
     """
 
     curves: Curves
@@ -96,6 +100,17 @@ class Card:
     leads: Mapping[str, Lead]
     protocol: str
     score_name: str
+    oracle: Curves | None = None
+    oracle_name: str = ""
+
+    @property
+    def headroom(self) -> float | None:
+        """How much of what is possible the map reaches: 0 is a random map, 1 the oracle; None where neither says."""
+        if self.oracle is None:
+            return None
+        shown = ("", 0)
+        floor, ceiling = ({shown: curves.ins_del} for curves in (self.baselines["random_map"], self.oracle))
+        return share(self.curves.ins_del, shown, floor, ceiling)
 
     @property
     def sentence(self) -> str:
@@ -112,7 +127,7 @@ class Card:
         return (
             f"{verdict}. While the top pixels go, the {self.score_name} averages {two_digits(own.mean_deletion)} "
             f"({two_digits(random.mean_deletion)} with random ones); while they come, "
-            f"{two_digits(own.mean_insertion)} ({two_digits(random.mean_insertion)})."
+            f"{two_digits(own.mean_insertion)} ({two_digits(random.mean_insertion)}).{self._reached}"
         )
 
     def _over(self, name: str) -> str:
@@ -120,6 +135,15 @@ class Card:
 
     def _by(self, name: str) -> str:
         return f"{_BASELINE_WORDS.get(name, name)} (Ins-Del {self._over(name)})"
+
+    @property
+    def _reached(self) -> str:
+        if self.oracle is None:
+            return ""
+        best = f"{self.oracle_name} finds an order with {two_digits(self.oracle.ins_del)}"
+        if self.headroom is None:
+            return f" {best}: hardly more than random pixels, so there is nothing to reach."
+        return f" {best}; the map reaches {self.headroom:.0%} of the way there from random pixels."
 
 
 def _listed(parts: Sequence[str]) -> str:
@@ -135,43 +159,54 @@ def two_digits(value: float) -> str:
 class CardMaker:
     """Makes cards; the baselines of an image and class are measured once, however many maps are scored."""
 
-    def __init__(self, model: TargetModel, *, protocol: CurveMetric = PROTOCOL, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: TargetModel,
+        *,
+        protocol: CurveMetric = PROTOCOL,
+        seed: int = 0,
+        oracle: str | Method | None = None,
+    ) -> None:
         self.model = model
         self.protocol = protocol
         self.seed = seed
+        self.oracle = None if oracle is None else load_method(oracle)
         self._baselines: dict[tuple[int, int], dict[str, list[Curves]]] = {}
         self._samples: list[Sample] = []  # kept alive, since baselines are filed under their identity
 
     def card(self, sample: Sample, target: int, values: Tensor, method: str) -> Card:
         """The card of a map (H, W) for a class of a sample."""
         score = self.model.score
-        own, others = self._curves(sample, target, values, method), self._baseline_curves(sample, target)
+        own, known = self._curves(sample, target, values, method), self._known_curves(sample, target)
+        others = {name: known[name] for name in BASELINES}
         return Card(
             curves=average_curves(own),
             baselines={name: average_curves(curves) for name, curves in others.items()},
             leads={name: lead_over(own, curves) for name, curves in others.items()},
             protocol=str(self.protocol),
             score_name="probability" if score.is_probability else score.name,
+            oracle=None if self.oracle is None else average_curves(known[str(self.oracle)]),
+            oracle_name="" if self.oracle is None else str(self.oracle),
         )
 
-    def _baseline_curves(self, sample: Sample, target: int) -> dict[str, list[Curves]]:
+    def _known_curves(self, sample: Sample, target: int) -> dict[str, list[Curves]]:
+        """Of the baselines and of the oracle, if there is one."""
         key = (id(sample), target)
         if key not in self._baselines:
             self._samples.append(sample)
-            classes = torch.tensor([target], device=self.model.device)
+            methods = [*map(load_method, BASELINES), *([] if self.oracle is None else [self.oracle])]
             self._baselines[key] = {
-                name: self._curves(
-                    sample,
-                    target,
-                    load_method(name).seeded(self.seed)(self.model, sample.inputs[None], classes)[0],
-                    name,
-                )
-                for name in BASELINES
+                str(m): self._curves(sample, target, self._map(m, sample, target), str(m)) for m in methods
             }
         return self._baselines[key]
 
+    def _map(self, method: Method, sample: Sample, target: int) -> Tensor:
+        classes = torch.tensor([target], device=self.model.device)
+        maps = method.seeded(self.seed)(self.model, sample.inputs[None], classes).detach()  # (1, h, w)
+        size = sample.inputs.shape[-2:]
+        return F.interpolate(maps[None].float(), size=size, mode="bilinear", align_corners=False)[0, 0]
+
     def _curves(self, sample: Sample, target: int, values: Tensor, method: str) -> list[Curves]:
-        """One pair of curves for each reference."""
         case = Case(sample, target, values.to(self.model.device), method, seed=self.seed)
         return list(reference_curves(case, self.protocol).values())
 

@@ -22,6 +22,7 @@ from aha.errors import MetricError, MissingExtra, OutputError
 from aha.metrics import ARROWS, directions, side_columns
 from aha.metrics.curves import AVERAGE
 from aha.metrics.protocols import Protocol
+from aha.results.headroom import HEADROOM, WORST_TENTH, headroom_of, worst_tenth
 
 
 class Row(NamedTuple):
@@ -114,7 +115,29 @@ class Scores:
         groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
         for row in self.rows:
             groups[row.method, row.metric, row.protocol, row.reference].append(row.value)
+        for row in self.headroom():
+            groups[row.method, row.metric, row.protocol, row.reference].append(row.value)
         return [summarise(*key, values) for key, values in groups.items()] + self._dataset_figures()
+
+    def headroom(self) -> list[Row]:
+        """How much of what is possible each map reaches, where `search` and `random_map` were judged as well.
+
+        The reference names the search. See `aha.results.headroom`.
+        """
+        by_column: dict[tuple[str, str], dict[str, dict[tuple[str, int], float]]] = defaultdict(dict)
+        for row in self.rows:
+            if row.metric == "ins_del":
+                by_column[row.protocol, row.reference].setdefault(row.method, {})[row.image, row.target] = row.value
+        rows = []
+        for (protocol, reference), values in by_column.items():
+            found = headroom_of(values) if reference == AVERAGE or (protocol, AVERAGE) not in by_column else None
+            if found is not None:
+                rows += [
+                    Row(image, method, HEADROOM, protocol, target, found.oracle, value)
+                    for method, shares in found.shares.items()
+                    for (image, target), value in shares.items()
+                ]
+        return rows
 
     def _dataset_figures(self) -> list[SummaryRow]:
         columns: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -127,6 +150,18 @@ class Scores:
             for chosen in metrics:
                 for name, value in chosen.over_dataset(values).items():
                     found.append(SummaryRow(method, name, protocol, "", value, math.nan, math.nan, math.nan, n))
+        return found + self._tails()
+
+    def _tails(self) -> list[SummaryRow]:
+        """Mean headroom of each method's worst tenth of the images."""
+        shares: dict[tuple[str, str], dict[tuple[str, int], float]] = defaultdict(dict)
+        for row in self.headroom():
+            shares[row.method, row.protocol][row.image, row.target] = row.value
+        found = []
+        for (method, protocol), own in shares.items():
+            worst = [own[name] for name in worst_tenth(own)]
+            mean = math.fsum(worst) / len(worst)
+            found.append(SummaryRow(method, WORST_TENTH, protocol, "", mean, math.nan, math.nan, math.nan, len(worst)))
         return found
 
     def plot(self, what: str = "curves") -> Any:

@@ -1,0 +1,201 @@
+"""Search: the best order of an image's parts that a given number of model calls can buy.
+
+Shapes: B images, R references; K parts of an image, index (H, W) the part of each pixel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aha.core.progress import part
+from aha.errors import AhaError, SpecError
+from aha.methods.base import METHODS, Method, check_fit, method
+from aha.methods.cost import Cost
+from aha.methods.machinery.map_cells import MapCells
+from aha.methods.machinery.order_search import OrderSearch, Polish
+from aha.methods.machinery.part_orders import Objective, PartGame
+from aha.models import TargetModel
+from aha.perturb.partitions import Partition, Patches
+from aha.perturb.perturbation import blend
+from aha.perturb.references import Black, Blur, Mean, Reference, reference_inputs
+
+_GUIDES = ("aha", "bidirectional", "grad_cam")
+_ENDS = ("amin", "amax")
+_WITHIN = 0.9  # of the step from one part to the next
+_DECIMALS = 6  # of an answer: beyond, it depends on the other images of its batch
+
+
+@method("search", family="perturbation", citation="this package; lazy greedy search after Minoux, 1978")
+@dataclass(frozen=True)
+class Search(Method):
+    """An order of parts that maximises the model's own Insertion minus Deletion: what is possible on an image.
+
+    Greedy from both ends: the part that adds most comes first, the one that is missed least comes last. A step asks
+    again only about a window of parts, as wide as the budget allows (lazy greedy). With what is left of the budget,
+    parts change places. Of all orders through the subsets that were asked about, the best is returned; it is never
+    worse than the guide's. Where the budget allows all subsets to be asked about, it is the best order there is.
+
+    Values fall along the order; inside a part, pixels follow the guide. A search looks for what the metric rewards and
+    nothing else: it is a measure for other methods rather than an explanation to trust.
+
+    Attributes:
+        parts: what is ordered: `patches(grid=7)`, `slic(n=50)`, `cells(METHOD)`.
+        objective: the area that is maximised; "insertion" and "deletion" alone cost half.
+        budget: perturbed images shown to the model for one map; the guide's passes come on top.
+        polish: what is done with the budget that greedy search leaves: parts change places while that helps ("swaps"),
+            or also where it does not, ever less ("anneal"); "none" spends all of it on wider windows.
+        guide: the method whose order the search starts from; None for `aha` where the model has an explainer, else as
+            in `mda`.
+        reference: what removed parts look like; the answers to several of them are averaged.
+    """
+
+    parts: Partition = Patches(grid=7)
+    objective: Objective = "ins_del"
+    budget: int = 1000
+    polish: Polish = "swaps"
+    guide: Method | None = None
+    reference: Reference | tuple[Reference, ...] = field(default_factory=lambda: (Black(), Mean(), Blur()))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reference == ():
+            raise SpecError("search: at least one reference is needed")
+        if self.budget < 1:
+            raise SpecError(f"search: budget is a number of images, at least 1, not {self.budget}")
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        guide = self.guide or starting_guide(model, images.shape[1:])
+        hints = self._hints(guide, model, images, classes)  # (B, H, W)
+        searched = [self._start(model, image, hint) for image, hint in zip(images, hints, strict=True)]
+        blanks = torch.stack([reference_inputs(r, model, images, classes) for r in self._kinds])  # (R, B, C, H, W)
+        questions = _Questions(model, images, classes, blanks, self.budget)
+        going: dict[int, Generator[list[int], None, list[int]]] = {
+            row: search.run() for row, (search, _) in enumerate(searched)
+        }
+        orders: dict[int, list[int]] = {}
+        while going:
+            wanted: list[tuple[int, int]] = []
+            for row, search in list(going.items()):
+                try:
+                    wanted += [(row, subset) for subset in next(search)]
+                except StopIteration as end:
+                    orders[row] = end.value
+                    del going[row]
+            for (row, subset), answer in questions.ask(wanted, [index for _, index in searched]).items():
+                searched[row][0].game.answers[subset] = answer
+        maps = [
+            as_map(orders[row], index, hint) for row, ((_, index), hint) in enumerate(zip(searched, hints, strict=True))
+        ]
+        return torch.stack(maps).to(images)
+
+    @property
+    def references(self) -> list[Reference]:
+        return [*self._kinds, *super().references]
+
+    @property
+    def _kinds(self) -> tuple[Reference, ...]:
+        return self.reference if isinstance(self.reference, tuple) else (self.reference,)
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        subsets = self.budget * (
+            200 + self.parts.count(size) // 8
+        )  # each a whole number of as many bits, and its answer
+        return super().cost(model, size).then(Cost(self.budget, subsets))
+
+    def fingerprint(self, model: TargetModel) -> str:
+        if self.guide is not None or model.preprocessing is None:
+            return super().fingerprint(model)
+        guide = starting_guide(model)
+        return f"{super().fingerprint(model)} {guide.fingerprint(model) if guide else ''}"
+
+    def _inner(self) -> Iterable[Method]:
+        return [*super()._inner(), *([self.parts.of] if isinstance(self.parts, MapCells) else [])]
+
+    def _start(self, model: TargetModel, image: Tensor, hint: Tensor) -> tuple[OrderSearch, Tensor]:
+        index = self.parts(model, image).cpu()  # (H, W)
+        pixels = torch.bincount(index.flatten()).double()  # (K,)
+        means = torch.zeros_like(pixels).index_add_(0, index.flatten(), hint.flatten().double()) / pixels
+        first = means.sort(descending=True, stable=True).indices.tolist()
+        game = PartGame((pixels / pixels.sum()).tolist(), self.objective)
+        most = self.budget // len(self._kinds)
+        if most < 2 * len(first) + 2:
+            raise SpecError(
+                f"search: budget={self.budget} is too small for {len(first)} parts and {len(self._kinds)} "
+                f"references; the guide's own order takes {len(self._kinds) * (2 * len(first) + 2)}"
+            )
+        return OrderSearch(game, first, most, self.polish), index
+
+    def _hints(self, guide: Method | None, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        """The guide's maps (B, H, W), on the CPU; how near the centre a pixel is where there is no guide."""
+        chosen = guide or METHODS["center_map"]()
+        maps = chosen(model, images, classes).detach().float().cpu()
+        return F.interpolate(maps[:, None], size=images.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+
+
+@dataclass
+class _Questions:
+    """What the model is asked about subsets of parts, of all images together; `budget` is that of one image."""
+
+    model: TargetModel
+    images: Tensor
+    classes: Tensor
+    blanks: Tensor
+    budget: int
+    shown: int = 0
+
+    def ask(self, wanted: list[tuple[int, int]], indices: list[Tensor]) -> dict[tuple[int, int], float]:
+        """Image and subset -> the score of its class with these parts shown, mean of the references."""
+        if not wanted:
+            return {}
+        kinds, total = len(self.blanks), len(self.images) * self.budget
+        asked = [(kind, row, subset) for row, subset in wanted for kind in range(kinds)]
+
+        def run(some: slice) -> Tensor:
+            chosen = asked[some]
+            keep = torch.stack([shown_pixels(subset, indices[row]) for _, row, subset in chosen])  # (r, H, W)
+            rows = torch.tensor([row for _, row, _ in chosen], device=self.images.device)
+            blanks = torch.stack([self.blanks[kind, row] for kind, row, _ in chosen])
+            inputs = blend(self.images[rows], blanks, keep.to(self.images.device))
+            return self.model.scores(inputs, self.classes[rows])
+
+        with part(min(self.shown, total), min(self.shown + len(asked), total), total + 1):
+            scores = torch.cat(self.model.chunks.run(run, len(asked)))
+        self.shown += len(asked)
+        means = scores.double().view(-1, kinds).mean(dim=1).round(decimals=_DECIMALS).tolist()
+        return dict(zip(wanted, means, strict=True))
+
+
+def shown_pixels(subset: int, index: Tensor) -> Tensor:
+    """Where (H, W) the parts of a subset are."""
+    count = int(index.max()) + 1
+    return torch.tensor([bool(subset >> place & 1) for place in range(count)])[index]
+
+
+def as_map(order: list[int], index: Tensor, hint: Tensor) -> Tensor:
+    """Values (H, W) that fall along the order, between 0 and 1; inside a part they follow the hint (H, W)."""
+    count, flat, values = len(order), index.flatten(), hint.flatten().double()
+    left = torch.empty(count, dtype=torch.double)
+    left[torch.tensor(order)] = torch.arange(count - 1, -1, -1, dtype=torch.double)  # parts that follow
+    low, high = (torch.empty(count).double().scatter_reduce_(0, flat, values, how, include_self=False) for how in _ENDS)
+    # Where a part's hints hardly differ, their differences are rounding and must not be blown up.
+    span = (high - low).clamp(min=1e-3 * float(values.max() - values.min()) or 1.0)
+    within = (values - low[flat]) / span[flat]  # in [0, 1]
+    return ((left[flat] + _WITHIN * within) / count).view(index.shape).float()
+
+
+def starting_guide(model: TargetModel, size: Sequence[int] | None = None) -> Method | None:
+    """AHA where an explainer belongs to the model, else what MDA starts from; None where none of them fits."""
+    for name in _GUIDES:
+        guide = METHODS[name]()
+        try:
+            check_fit(guide, model, size)
+            guide.fingerprint(model)  # fails where nothing was trained
+        except AhaError:
+            continue
+        return guide
+    return None
