@@ -1,152 +1,198 @@
-"""The study behind `docs/results`: many methods on three real models, in stages from cheap to expensive.
+"""The study behind `docs/results`: many methods on real models, from cheap to expensive, resumable at any time.
 
-    python benchmarks/study.py resnet18 --weights resnet18.safetensors --data val.csv --out RUN [--stage NAME]...
+    python benchmarks/study.py resnet18 --weights resnet18.safetensors --data val.csv --runs RUNS
+    python benchmarks/study.py caap-table14 --weights resnet18.safetensors --data val.csv --runs RUNS
+    python benchmarks/study_pages.py RUNS --out docs/results
 
-Deletion, Insertion and Ins-Del with hard pixel masks, mean of black, mean colour and blur, predicted class. A stage is
-a list of methods and a number of images. The images are a seeded choice, a smaller one being part of a larger one, so
-that methods are compared on common images. The same command continues an interrupted stage; `study_pages.py` beside
-this file makes the pages.
+Protocol `quick`: Deletion, Insertion and Ins-Del with hard pixel masks in 32 steps, mean of black, mean colour and
+blur, predicted class. Every method is judged on 100 photographs; those whose maps take fewer than 60 passes on 200;
+`search`, the measure of what is possible, on 50. The photographs are a seeded choice, a smaller one being part of a
+larger one, so that methods are compared on common ones. The same command continues what was interrupted, and does
+nothing where all is done.
+
+The names of published tables run their plan (`aha bench paper:NAME`) on the one network of it whose weights are at
+hand, with 32 steps in place of 224.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aha.bench import Plan, run
+from aha.bench import Plan, read_run, run
+from aha.bench.papers import PREFIX, paper_plans
+from aha.bench.plan import check_plan, fitted
+from aha.bench.runner import load_planned
+from aha.methods import load_method
+from aha.results.headroom import is_oracle
 
 MODELS = {
     "resnet18": "timm:resnet18",
     "efficientnet_lite0": "timm:tf_efficientnet_lite0",
+    "vit_tiny": "timm:vit_tiny_patch16_224",
     "clip_vit_b16": "timm:vit_base_patch16_clip_quickgelu_224",
 }
-STEPS = {"resnet18": 8, "efficientnet_lite0": 8, "clip_vit_b16": 4}
+CHEAP = 60  # passes of a map below which it is judged on all photographs
+
+BASELINES = ("center_map", "random_map", "edge_map")
+COMMON = (
+    "grad_cam",
+    "aha",
+    "aha(refine=3)",
+    *BASELINES,
+    "layer_cam",
+    "finer_cam",
+    "grad_cam_pp",
+    "eigen_cam",
+    "input_x_gradient",
+    "gradient",
+    "lrp",
+    "guided_backprop",
+    "guided_grad_cam",
+    "var(grad_cam)",
+    "var(aha)",
+    "caap",
+    "smooth(gradient)",
+    "integrated_gradients(steps=20)",
+    "gradient_shap",
+)
+CNN = ("hires_cam", "var(layer_cam)", "var(lrp)", "var(input_x_gradient)", "ablation_cam")
+VIT = (
+    "legrad",
+    "raw_attention",
+    "rollout",
+    "grad_rollout",
+    "transformer_attribution",
+    "inflow",
+    "attcat",
+    "ixg_plus",
+    "libra_ixg_plus",
+    "var(legrad)",
+    "attention_ig",
+    "transition_attention",
+    "bidirectional",
+    "mutex",
+)
+SLOW = (
+    "simple_insertion",
+    "simple_deletion",
+    "lime(n=300)",
+    "rise(n=500)",
+    "kernel_shap(n=500)",
+    "occlusion",
+    "mda(grid=7)",
+    "mda(screen=4)",
+    "shapley_sampling",
+)
+SLOW_CNN, SLOW_VIT = ("score_cam",), ("vit_cx", "tis(masks=128)")
+SEARCHED = ("search(parts=slic(n=50), budget=1000)", "random_map", "grad_cam", "aha", "aha(refine=3)", "mda(grid=7)")
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Methods that are judged on the same number of images."""
+class Table:
+    """A published table that one of our networks can answer: the network, and metrics that stand in for the paper's."""
 
-    images: int
-    methods: tuple[str, ...]
+    model: str
+    metrics: tuple[str, ...]
 
 
-CNN = {
-    "first": Stage(
-        200,
+_ZERO = "references=(zeros_normalised,)"
+_RISE_BLUR, _ADAPTIVE = "rise_blur(kernel=11, sigma=5.0)", "adaptive_blur"
+TABLES = {
+    "caap-table14": Table(
+        "resnet18",
         (
-            "grad_cam",
-            "layer_cam",
-            "finer_cam",
-            "input_x_gradient",
-            "lrp",
-            "center_map",
-            "random_map",
-            "var(grad_cam)",
-            "var(layer_cam)",
-            "aha",
-            "aha(refine=3)",
+            f"deletion(steps=32, {_ZERO})",
+            f"insertion(steps=32, references=({_RISE_BLUR},))",
+            f"ins_del(steps=32, {_ZERO}, insert_into=({_RISE_BLUR},))",
         ),
     ),
-    "second": Stage(
-        200,
+    "mda-table5": Table(
+        "vit_tiny",
         (
-            "grad_cam_pp",
-            "eigen_cam",
-            "hires_cam",
-            "guided_backprop",
-            "guided_grad_cam",
-            "gradient",
-            "smooth(gradient)",
-            "integrated_gradients(steps=20)",
-            "gradient_shap",
-            "edge_map",
-            "var(input_x_gradient)",
-            "var(lrp)",
-            "var(aha)",
-            "caap",
-        ),
-    ),
-    "slow": Stage(
-        100,
-        (
-            "simple_insertion",
-            "simple_deletion",
-            "ablation_cam",
-            "score_cam",
-            "rise(n=500)",
-            "lime(n=300)",
-            "kernel_shap(n=500)",
-            "shapley_sampling",
-            "occlusion",
-            "mda(grid=7)",
-            "mda(screen=4)",
+            f"deletion(steps=32, {_ZERO}, normalised=True)",
+            f"insertion(steps=32, references=({_ADAPTIVE},), normalised=True)",
+            f"ins_del(steps=32, {_ZERO}, insert_into=({_ADAPTIVE},), normalised=True)",
+            "mas(steps=32)",
         ),
     ),
 }
-VIT = {
-    "first": Stage(
-        200,
-        (
-            "grad_cam",
-            "legrad",
-            "attention_ig(steps=5)",
-            "aha",
-            "aha(refine=3, steps=4, learning_rate=0.003)",
-            "center_map",
-            "random_map",
-        ),
-    ),
-    "second": Stage(
-        200,
-        (
-            "raw_attention",
-            "rollout",
-            "grad_rollout",
-            "transformer_attribution",
-            "transition_attention(steps=5)",
-            "bidirectional(steps=5)",
-            "inflow",
-            "attcat",
-            "ixg_plus",
-            "libra_ixg_plus",
-            "input_x_gradient",
-            "finer_cam",
-            "var(grad_cam)",
-            "var(legrad)",
-            "var(aha)",
-            "caap",
-            "edge_map",
-        ),
-    ),
-    "slow": Stage(100, ("tis(masks=128)", "vit_cx", "mda(grid=7)", "mutex", "rise(n=128)")),
-}
+
+
+def study_methods(model: str) -> tuple[str, ...]:
+    """All methods of the study, cheap ones first."""
+    is_vit = "vit" in model
+    return (*COMMON, *(VIT if is_vit else CNN), *(SLOW_VIT if is_vit else SLOW_CNN), *SLOW)
+
+
+def run_study(model: str, plan: Plan, out: Path, *, images: int, more: int, searched: int) -> None:
+    """All methods on `images` photographs, one after the other; then the cheap ones on `more`, and the search."""
+    loaded = load_planned(plan)
+
+    def judge(methods: Iterable[str], limit: int) -> None:
+        for method in methods:
+            run(replace(plan, methods=(method,), limit=limit), out, model=loaded)
+
+    wanted = check_plan(replace(plan, methods=(*study_methods(model), *SEARCHED)))
+    fitting = [str(method) for method in fitted(wanted, loaded, optional=True).methods]
+    searches = [str(load_method(text)) for text in SEARCHED]
+    judge((method for method in fitting if not is_oracle(method)), images)
+    group = read_run(out).group("top1")
+    judge([m for m in fitting if _passes(group.forward[m], group.backward[m]) < CHEAP], more)
+    judge((method for method in fitting if method in searches), searched)
+
+
+def _passes(forward: list[float], backward: list[float]) -> float:
+    return statistics.mean(forward) + statistics.mean(backward) if forward else float("inf")
+
+
+def run_table(name: str, plan: Plan, out: Path) -> None:
+    """A published table on one network, with its methods that fit and the baselines."""
+    table = TABLES[name]
+    changes = {
+        "model": [plan.model],
+        "weights": [plan.weights],
+        "data": plan.data,
+        "limit": plan.limit,
+        "metrics": list(table.metrics),
+        "precision": plan.precision,
+        "batch_size": plan.batch_size,
+    }
+    for each in paper_plans(f"{PREFIX}{name}", changes):
+        run(each, out)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("what", choices=(*MODELS, *TABLES))
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--stage", action="append", choices=("first", "second", "slow"))
+    parser.add_argument("--runs", type=Path, required=True, help="folder of all runs; this one goes to RUNS/WHAT")
+    parser.add_argument("--images", type=int, default=100, help="photographs for every method")
+    parser.add_argument("--more", type=int, default=200, help="photographs for cheap methods, and for published tables")
+    parser.add_argument("--searched", type=int, default=50, help="photographs for the search")
+    parser.add_argument("--metrics", default="quick")
     parser.add_argument("--precision", default="float32")
     args = parser.parse_args()
-    stages, steps = VIT if args.model == "clip_vit_b16" else CNN, STEPS[args.model]
-    for name in args.stage or stages:
-        stage = stages[name]
-        plan = Plan(
-            model=MODELS[args.model],
-            weights=str(args.weights),
-            data=args.data,
-            methods=stage.methods,
-            metrics=tuple(f"{metric}(steps={steps})" for metric in ("deletion", "insertion", "ins_del")),
-            limit=stage.images,
-            precision=args.precision,
-            batch_size=8,
-        )
-        run(plan, args.out)
+    is_table = args.what in TABLES
+    plan = Plan(
+        model=MODELS[TABLES[args.what].model if is_table else args.what],
+        weights=str(args.weights),
+        data=args.data,
+        methods=(),
+        metrics=(args.metrics,),
+        limit=args.more,
+        precision=args.precision,
+        batch_size=8,
+        optional=True,
+    )
+    if is_table:
+        run_table(args.what, plan, args.runs / args.what)
+    else:
+        run_study(args.what, plan, args.runs / args.what, images=args.images, more=args.more, searched=args.searched)
 
 
 if __name__ == "__main__":

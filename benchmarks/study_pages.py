@@ -1,6 +1,10 @@
-"""Tables, figure and CSV of `docs/results` from the runs of `benchmarks/study.py`. No model is touched.
+"""All pages, the figure and the CSV of `docs/results`, from the stored rows of `study.py`. No model is touched.
 
-python benchmarks/study_pages.py NAME=RUN [NAME=RUN ...] --out docs/results
+    python benchmarks/study_pages.py RUNS --out docs/results
+
+RUNS has one folder for each run: `resnet18`, `efficientnet_lite0`, `vit_tiny`, `clip_vit_b16`; the published tables
+`caap-table14` and `mda-table5`; and, for the papers' page, `mosaics-MODEL` (metrics `grid` and `var`) and
+`randomised-MODEL` (metric `randomisation`). What has no run keeps what the pages said before, marked as such.
 """
 
 from __future__ import annotations
@@ -9,21 +13,15 @@ import argparse
 import csv
 import math
 import re
-import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from study_papers import papers_page
+from study_results import BASE, NAMES, SUMMARY, Result, former_results, markdown, results_of
 
 from aha.bench import read_run
-from aha.bench.runs import Group
-from aha.bench.tables import differences
-from aha.methods import load_method
-from aha.metrics.curves import AVERAGE
-from aha.results.score_table import summarise
 
-BASE = "grad_cam"
 NAME_WIDTH, NAME_HEIGHT = math.log(5), 0.019  # of a name in the figure: a factor of passes, a share of the values
 COLOURS = {
     "cam": "#3b6fb6",
@@ -36,61 +34,11 @@ COLOURS = {
 }
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a study says about one method on one model; `gap` is the mean difference to Grad-CAM on common images."""
-
-    model: str
-    method: str
-    family: str
-    n: int
-    deletion: float
-    insertion: float
-    ins_del: float
-    ins_del_se: float
-    gap: float
-    gap_se: float
-    seconds: float
-    forward: float
-    backward: float
-
-
-def results_of(name: str, group: Group) -> list[Result]:
-    """One result per method, the best first."""
-    values = {column[0]: found for (_, column), found in group.values.items() if column[1] == AVERAGE}
-    found = []
-    for method, own in values["ins_del"].items():
-        score = summarise(method, "ins_del", "", AVERAGE, list(own.values()))
-        gap = summarise(method, "ins_del", "", AVERAGE, differences(own, values["ins_del"][BASE]))
-        found.append(
-            Result(
-                name,
-                method,
-                load_method(method).family,
-                score.n,
-                statistics.mean(values["deletion"][method].values()),
-                statistics.mean(values["insertion"][method].values()),
-                score.mean,
-                score.standard_error,
-                gap.mean,
-                gap.standard_error,
-                statistics.median(group.seconds[method]),
-                statistics.mean(group.forward[method]),
-                statistics.mean(group.backward[method]),
-            )
-        )
-    return sorted(found, key=lambda result: -result.gap)
-
-
-def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
-
-
 def table(results: list[Result]) -> str:
     """As Markdown."""
-    heads = "method", "n", "Deletion ↓", "Insertion ↑", "Ins-Del ↑", f"against `{BASE}`", "seconds", "passes"
+    heads = ["method", "n", "Deletion ↓", "Insertion ↑", "Ins-Del ↑", f"against `{BASE}`", "seconds", "passes"]
+    measured = any(not math.isnan(r.headroom) for r in results)
+    heads += ["headroom ↑", "its worst tenth ↑"] if measured else []
     rows = [
         [
             f"`{r.method}`",
@@ -101,10 +49,17 @@ def table(results: list[Result]) -> str:
             "" if r.method == BASE else f"{r.gap:+.3f} ± {r.gap_se:.3f}",
             f"{r.seconds:.2f}",
             f"{r.forward:.0f} + {r.backward:.0f}",
+            *([_share(r.headroom), _share(r.worst_tenth)] if measured else []),
         ]
         for r in results
     ]
-    return markdown(heads, rows)
+    oracle = next((r.oracle for r in results if r.oracle), "")
+    note = f"\nHeadroom: 0 is `random_map`, 1 is what `{oracle}` found on the same photograph.\n" if oracle else ""
+    return markdown(heads, rows) + note
+
+
+def _share(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.2f}"
 
 
 def figure(by_model: dict[str, list[Result]], path: Path) -> None:
@@ -145,29 +100,38 @@ def short(method: str) -> str:
     return "aha, T = 3" if method.startswith("aha(refine=3") else re.sub(r"\((\w+=\w+)\)$", "", method)
 
 
-def named_runs(texts: list[str]) -> dict[str, str]:
-    """Folders by name, of "NAME=RUN"."""
-    return dict(text.split("=", 1) for text in texts)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", help="NAME=RUN")
+    parser.add_argument("runs", type=Path, help="folder of the runs")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    by_model = {name: results_of(name, read_run(run).group("top1")) for name, run in named_runs(args.runs).items()}
+    present = {NAMES[place.name]: read_run(place) for place in sorted(args.runs.iterdir()) if place.name in NAMES}
+    fresh = {name: results_of(name, found.group("top1")) for name, found in present.items()}
+    former = {name: own for name, own in former_results(args.out / SUMMARY).items() if name not in fresh}
+    by_model = {name: (fresh | former)[name] for name in NAMES.values() if name in fresh or name in former}
     args.out.mkdir(parents=True, exist_ok=True)
-    with (args.out / "scores_summary.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Result)], lineterminator="\n")
+    write_summary(args.out / SUMMARY, by_model)
+    parts = [f"## {name}\n\n{_remark(name, own, former)}{table(own)}" for name, own in by_model.items()]
+    (args.out / "tables.md").write_text("# All numbers\n\n" + "\n".join(parts), encoding="utf-8")
+    figure(by_model, args.out / "quality_over_cost.svg")
+    (args.out / "papers.md").write_text(papers_page(args.runs, args.out / "papers.md"), encoding="utf-8")
+
+
+def _remark(name: str, results: list[Result], former: dict[str, list[Result]]) -> str:
+    least, most = (pick(r.n for r in results) for pick in (min, max))
+    small = "An earlier, smaller study: " if name in former else ""
+    return f"{small}protocol {results[0].protocol}, {least} to {most} photographs.\n\n"
+
+
+def write_summary(file: Path, by_model: dict[str, list[Result]]) -> None:
+    """All results as CSV."""
+    with file.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.DictWriter(out, [f.name for f in fields(Result)], lineterminator="\n")
         writer.writeheader()
         for results in by_model.values():
             for result in results:
-                writer.writerow(
-                    {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(result).items()},
-                )
-    parts = [f"## {name}\n\n{table(results)}" for name, results in by_model.items()]
-    (args.out / "tables.md").write_text("# All numbers\n\n" + "\n".join(parts), encoding="utf-8")
-    figure(by_model, args.out / "quality_over_cost.svg")
+                rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(result).items()}
+                writer.writerow({k: "" if isinstance(v, float) and math.isnan(v) else v for k, v in rounded.items()})
 
 
 if __name__ == "__main__":

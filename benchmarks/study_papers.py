@@ -1,24 +1,24 @@
-"""`docs/results/papers.md`: what the runs of the study say beside what the papers printed. No model is touched.
+"""`docs/results/papers.md`, "where the papers hold": what the runs of the study say beside what was printed.
 
-    python benchmarks/study_papers.py --study NAME=RUN ... --mosaics NAME=RUN ... --randomised NAME=RUN ... --out FILE
-
-`--study` are runs of `study.py`; `--mosaics` runs of the protocols `grid` and `var`; `--randomised` runs of the metric
-`randomisation`. A method stands beside its printed namesake whatever its settings are: fewer samples or steps, say.
+Called by `study_pages.py`. A method stands beside its printed namesake whatever its settings are: fewer samples or
+steps, say. Where the very network of a table was at hand, its values are compared too, in errors of ours.
 """
 
 from __future__ import annotations
 
-import argparse
+import math
+import re
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from study_pages import BASE, Result, markdown, named_runs, results_of
+from study_results import BASE, NAMES, Result, markdown, results_of
 
 from aha.bench import read_run
-from aha.bench.papers import printed_values
-from aha.bench.published import METHODS
+from aha.bench.papers import printed_beside, printed_values
+from aha.bench.published import METHODS, PAPERS
 from aha.bench.runs import Group
 from aha.bench.tables import differences
 from aha.metrics.curves import AVERAGE
@@ -26,9 +26,13 @@ from aha.metrics.statistics import spearman
 from aha.results.score_table import summarise
 
 DASH = "–"
-INTRODUCTION = """Printed numbers come from other weights, more images and finer protocols: orders and directions can be
-compared, values cannot. *n* counts photographs, in mosaics maps; ± is the standard error of the mean difference on
-common photographs. [What it says](index.md)."""
+INTRODUCTION = """\
+Printed numbers come from other weights, more images and finer protocols: as a rule orders and directions can be
+compared, values cannot; where the very network of a table was at hand, a section of its own compares values. *n*
+counts photographs, in mosaics maps; ± is the standard error of the mean difference on common photographs, or of our
+mean. [What it says](index.md)."""
+PAPER_TABLES = ("caap-table14", "mda-table5")
+MANY_ERRORS = 2
 
 
 @dataclass(frozen=True)
@@ -161,24 +165,66 @@ def randomised(name: str, group: Group) -> str:
     return f"### {name}\n\n{markdown(['method', 'n', *columns], rows)}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("study", "mosaics", "randomised"):
-        parser.add_argument(f"--{name}", nargs="*", default=[], help="NAME=RUN")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    sections = (
-        ("Deletion and Insertion", args.study, faithfulness, "top1"),
-        ("MDA's protocol", args.study, mda_protocol, "top1"),
-        ("Mosaics, without and with VAR", args.mosaics, mosaics, "grid"),
-        ("Randomised weights, without and with VAR", args.randomised, randomised, "top1"),
+def same_network(name: str, group: Group) -> str:
+    """Values of a published table beside ours on its own network; those more than two errors apart are marked."""
+    plans = [{"paper": name}]
+    errors = {(row.method, row.metric): row for row in group.scores.summary()}
+    rows = []
+    for printed in printed_beside(group, plans):
+        own = errors[printed.method, printed.metric.split()[0]]
+        apart = (own.mean - printed.printed) / own.standard_error if own.standard_error > 0 else math.nan
+        mark = "**" if abs(apart) > MANY_ERRORS else ""
+        rows.append(
+            [
+                f"`{printed.method}`",
+                printed.metric,
+                str(printed.n),
+                f"{own.mean:.3f} ± {own.standard_error:.3f}",
+                f"{printed.printed:.3f}",
+                DASH if math.isnan(apart) else f"{mark}{apart:+.1f}{mark}",
+            ]
+        )
+    if not rows:
+        return ""
+    paper = PAPERS[name]
+    heads = ["method", "metric", "n", "here", "printed", "apart, in our errors"]
+    caveat = f"{paper.caveat} Here {group.model}, 32 steps. Bold: more than {MANY_ERRORS} errors apart."
+    return f"### {paper.title}\n\n{caveat}\n\n{markdown(heads, rows)}"
+
+
+Section = Callable[[str, Group], str]
+
+
+def papers_page(runs: Path, former: Path) -> str:
+    """The page; a section without runs keeps what the former page said."""
+    kept = former_sections(former)
+    models = [(name, runs / place, "top1") for place, name in NAMES.items()]
+    groups: tuple[tuple[str, Section, list[tuple[str, Path, str]]], ...] = (
+        ("The same network", same_network, [(name, runs / name, "top1") for name in PAPER_TABLES]),
+        ("Deletion and Insertion", faithfulness, models),
+        ("MDA's protocol", mda_protocol, models),
+        ("Mosaics, without and with VAR", mosaics, [(n, runs / f"mosaics-{p}", "grid") for p, n in NAMES.items()]),
+        (
+            "Randomised weights, without and with VAR",
+            randomised,
+            [(n, runs / f"randomised-{p}", "top1") for p, n in NAMES.items()],
+        ),
     )
-    parts = [f"# Beside the papers\n\n{INTRODUCTION}\n"]
-    for title, runs, section, asked in sections:
-        found = [section(name, read_run(folder).group(asked)) for name, folder in named_runs(runs).items()]
-        parts += [f"## {title}\n", *filter(None, found)] if any(found) else []
-    args.out.write_text("\n".join(parts), encoding="utf-8")
+    parts = [f"# Where the papers hold\n\n{INTRODUCTION}\n"]
+    for title, section, places in groups:
+        made = {name: section(name, read_run(place).group(asked)) for name, place, asked in places if place.is_dir()}
+        old = {name: text for name, text in kept.get(title, {}).items() if not made.get(name.partition(" (")[0])}
+        texts = [text for text in (*made.values(), *old.values()) if text]
+        parts += [f"## {title}\n", *texts] if texts else []
+    return "\n".join(parts)
 
 
-if __name__ == "__main__":
-    main()
+def former_sections(page: Path) -> dict[str, dict[str, str]]:
+    """Section -> heading of a part -> its text, of a page that was written before."""
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    found: dict[str, dict[str, str]] = {}
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        title, _, body = section.partition("\n")
+        for part in re.split(r"^### ", body, flags=re.MULTILINE)[1:]:
+            found.setdefault(title, {})[part.partition("\n")[0]] = f"### {part.rstrip()}\n"
+    return found

@@ -8,6 +8,7 @@ from aha.errors import AhaError, AhaWarning
 if TYPE_CHECKING:
     from aha.api import explain, explain_batches
     from aha.bench.evaluate import evaluate
+    from aha.bench.recommend import recommend
     from aha.learned.explainer import Explainer
     from aha.learned.training import train
     from aha.methods import Method, list_methods, load_method
@@ -32,6 +33,7 @@ __all__ = [
     "list_methods",
     "load_method",
     "load_model",
+    "recommend",
     "train",
 ]
 
@@ -48,6 +50,7 @@ _HOMES = {
     "list_methods": "aha.methods",
     "load_method": "aha.methods",
     "load_model": "aha.models",
+    "recommend": "aha.bench.recommend",
     "train": "aha.learned.training",
 }
 

@@ -48,6 +48,7 @@ def explain(
     seed: int = ...,
     batch_size: int | None = ...,
     card: bool = ...,
+    oracle: str | Method | None = ...,
     progress: Listener | bool | None = ...,
 ) -> Explanation: ...
 @overload
@@ -61,6 +62,7 @@ def explain(
     seed: int = ...,
     batch_size: int | None = ...,
     card: bool = ...,
+    oracle: str | Method | None = ...,
     progress: Listener | bool | None = ...,
 ) -> dict[str, Explanation]: ...
 def explain(

@@ -13,6 +13,7 @@ from aha.cli.doctor import doctor
 from aha.cli.evaluate import evaluate
 from aha.cli.explain import explain
 from aha.cli.listing import list_things
+from aha.cli.recommend import recommend
 from aha.cli.serve import serve
 from aha.cli.train import export, train
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command()(explain)
 app.command()(evaluate)
 app.command()(bench)
+app.command()(recommend)
 app.command()(report)
 app.command()(compare)
 app.command()(merge)

@@ -1,0 +1,106 @@
+"""What the runs of the study say about each method: the numbers behind all pages of `docs/results`."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from aha.bench.runs import Group
+from aha.bench.tables import differences
+from aha.methods import load_method
+from aha.metrics.curves import AVERAGE
+from aha.results.headroom import headroom_of, worst_tenth
+from aha.results.score_table import summarise
+
+NAMES = {
+    "resnet18": "ResNet-18",
+    "efficientnet_lite0": "EfficientNet-Lite0",
+    "vit_tiny": "ViT-Ti/16",
+    "clip_vit_b16": "CLIP ViT-B/16",
+}
+BASE = "grad_cam"
+SUMMARY = "scores_summary.csv"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a study says about one method on one model; `gap` is the mean difference to Grad-CAM on common images.
+
+    `headroom` is the mean share of what `oracle` found, `worst_tenth` that of the images where least of it is
+    reached; NaN without an oracle.
+    """
+
+    model: str
+    method: str
+    family: str
+    n: int
+    deletion: float
+    insertion: float
+    ins_del: float
+    ins_del_se: float
+    gap: float
+    gap_se: float
+    seconds: float
+    forward: float
+    backward: float
+    headroom: float = math.nan
+    worst_tenth: float = math.nan
+    oracle: str = ""
+    protocol: str = "ins_del in 4 or 8 steps"
+
+
+def results_of(name: str, group: Group) -> list[Result]:
+    """One result per method, the best first."""
+    values = {column[0]: found for (_, column), found in group.values.items() if column[1] == AVERAGE}
+    reached = headroom_of(values["ins_del"])
+    protocol = next(name for (name, column) in group.values if column == ("ins_del", AVERAGE))
+    found = []
+    for method, own in values["ins_del"].items():
+        shares = reached.shares.get(method, {}) if reached else {}
+        score = summarise(method, "ins_del", "", AVERAGE, list(own.values()))
+        gap = summarise(method, "ins_del", "", AVERAGE, differences(own, values["ins_del"][BASE]))
+        found.append(
+            Result(
+                name,
+                method,
+                load_method(method).family,
+                score.n,
+                statistics.mean(values["deletion"][method].values()),
+                statistics.mean(values["insertion"][method].values()),
+                score.mean,
+                score.standard_error,
+                gap.mean,
+                gap.standard_error,
+                statistics.median(group.seconds[method]),
+                statistics.mean(group.forward[method]),
+                statistics.mean(group.backward[method]),
+                statistics.mean(shares.values()) if shares else math.nan,
+                statistics.mean(shares[image] for image in worst_tenth(shares)) if shares else math.nan,
+                reached.oracle if reached else "",
+                protocol,
+            )
+        )
+    return sorted(found, key=lambda result: -result.gap)
+
+
+def former_results(file: Path) -> dict[str, list[Result]]:
+    """What the CSV says, by model."""
+    found: dict[str, list[Result]] = {}
+    for line in csv.DictReader(file.read_text(encoding="utf-8").splitlines()) if file.is_file() else ():
+        values = {
+            f.name: float(line[f.name]) if f.type == "float" else line[f.name]
+            for f in fields(Result)
+            if line.get(f.name)
+        }
+        found.setdefault(line["model"], []).append(Result(**{**values, "n": int(line["n"])}))  # type: ignore[arg-type]
+    return found
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"

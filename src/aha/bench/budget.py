@@ -1,0 +1,131 @@
+"""A budget of model passes or of time that cannot be overrun, and a record of what was spent that outlives the process.
+
+run/
+  spent.txt     passes and seconds so far; written before each pass, so that a killed process has paid for what it did
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aha.core.disk import writing
+from aha.errors import OutputError, SpecError
+from aha.models import TargetModel
+
+SPENT = "spent.txt"
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+class BudgetSpent(BaseException):
+    """The next pass would go beyond what is allowed; no handler of a method's own errors takes it for one of them."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent altogether: images through the model, forwards and backwards; seconds; or both."""
+
+    passes: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.passes is None and self.seconds is None:
+            raise SpecError("say what may be spent: a time such as 30min, or a number of passes")
+        if (self.passes is not None and self.passes < 1) or (self.seconds is not None and self.seconds <= 0):
+            raise SpecError("a budget must be positive")
+
+    def covers(self, other: Budget) -> bool:
+        """Is there nothing that the other one allows and this one does not?"""
+        return all(
+            mine is None or (theirs is not None and theirs <= mine)
+            for mine, theirs in ((self.passes, other.passes), (self.seconds, other.seconds))
+        )
+
+    def shared(self, share: float) -> Budget:
+        """A share of it."""
+        passes = None if self.passes is None else max(1, int(share * self.passes))
+        return Budget(passes, None if self.seconds is None else share * self.seconds)
+
+
+def read_duration(text: str) -> float:
+    """Seconds of a text such as 30min, 90s, 1.5h or 100ms."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|h)\s*", text)
+    if found is None or float(found[1]) <= 0:
+        raise SpecError(f"{text!r} is not a time; write 30min, 90s, 2h or 100ms")
+    return float(found[1]) * {**_UNITS, "ms": 0.001}[found[2]]
+
+
+class Account:
+    """What a folder's work has cost so far, over all processes that did it."""
+
+    def __init__(self, folder: Path) -> None:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(folder / SPENT, os.O_RDWR | os.O_CREAT, 0o644)
+        text = os.read(self._file, 100).decode(errors="replace").split()
+        try:
+            self.passes, self.seconds = (int(text[0]), float(text[1])) if text else (0, 0.0)
+        except (ValueError, IndexError):
+            raise OutputError(f"{folder / SPENT} is not a record of what was spent; choose another folder") from None
+
+    def note(self, passes: int, seconds: float) -> None:
+        """Takes over new totals."""
+        self.passes, self.seconds = passes, seconds
+        os.pwrite(self._file, f"{passes:>15d} {seconds:>15.3f}\n".encode(), 0)
+
+    def left(self, budget: Budget) -> tuple[float, float]:
+        """Passes and seconds that a budget leaves; infinite where it says nothing."""
+        passes = float("inf") if budget.passes is None else budget.passes - self.passes
+        return passes, float("inf") if budget.seconds is None else budget.seconds - self.seconds
+
+    def close(self) -> None:
+        """Gives the file back."""
+        os.close(self._file)
+
+
+class _Metered(Counter[str]):
+    """A model's count of passes that notes them before they are made, and refuses those beyond the limit."""
+
+    def __init__(self, counts: Counter[str], account: Account, passes: float, seconds: float) -> None:
+        super().__init__(counts)
+        self._account, self._start = account, time.monotonic()
+        self._before = (account.passes, account.seconds)
+        self._limits = (account.passes + passes, account.seconds + seconds)
+        self._base = sum(counts.values())
+
+    def __setitem__(self, kind: str, count: int) -> None:
+        new = self.total() + count - self[kind]
+        passes = self._before[0] + new - self._base
+        seconds = self._before[1] + time.monotonic() - self._start
+        if count > self[kind]:
+            if passes > self._limits[0] or seconds > self._limits[1]:
+                raise BudgetSpent
+            self._account.note(passes, seconds)
+        super().__setitem__(kind, count)
+
+    def copy(self) -> Counter[str]:  # type: ignore[override]  # a plain one: nobody spends a copy
+        return Counter(dict(self))
+
+    def __reduce__(self) -> Any:
+        return Counter, (dict(self),)
+
+
+@contextmanager
+def metered(model: TargetModel, account: Account, passes: float, seconds: float) -> Iterator[None]:
+    """Inside the block, the model makes at most so many passes more, and none after so many seconds."""
+    plain = model.passes
+    counted = _Metered(plain, account, passes, seconds)
+    model.passes = counted
+    start, before = time.monotonic(), account.seconds
+    try:
+        yield
+    finally:
+        model.passes = Counter(dict(counted))
+        account.note(account.passes, max(account.seconds, before + time.monotonic() - start))

@@ -1,0 +1,371 @@
+"""A race of methods for a budget: each round judges those that are left on twice as many images (successive halving).
+
+    run/
+      race.json     rounds, what each method costs, who is out and why; so that a race goes on where it was
+      ...           the rows of a benchmark, as of any run
+
+Every round is a piece of a bench plan: what the folder has is not computed again. After it, the better half goes on,
+and of the others those that cannot be told from the best yet, as far as the round's share of the budget goes. A last
+part of the budget is for the sanity checks of the best. Nothing is spent beyond the budget: a pass that would go over
+it is not made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aha.bench.budget import Account, Budget, BudgetSpent, metered
+from aha.bench.cells import Cells
+from aha.bench.plan import Plan, Work
+from aha.bench.runner import BenchRun, Step
+from aha.bench.runs import Group, read_run
+from aha.bench.significance import LEVEL, paired_p
+from aha.bench.store import Store
+from aha.bench.tables import differences
+from aha.core.disk import write_atomically
+from aha.data.datasets import choose
+from aha.errors import OutputError, SpecError
+from aha.metrics import load_metric
+from aha.metrics.curves import AVERAGE, CurveMetric
+from aha.metrics.protocols import load_protocols
+from aha.models import TargetModel
+from aha.results.score_table import Scores
+
+RACE = "race.json"
+FAITHFULNESS = "ins_del(steps=10)"
+CHECKS = ("class_sensitivity", "stability", "randomisation")
+FIRST_IMAGES, CHECKED_IMAGES = 2, 4
+_FOR_CHECKS = 0.25  # share of the budget
+_OWN_PASSES = 1.1  # a method's own passes beside those of judging it, at least
+_LEAST = 2  # methods that go on
+
+
+class Told(NamedTuple):
+    """What a listener hears: what is being done, and what has been spent."""
+
+    what: str
+    passes: int
+    seconds: float
+
+
+@dataclass
+class Race:
+    """What is known of a race, as it is kept on disk.
+
+    Attributes:
+        settings: what its numbers depend on; a folder belongs to one of them.
+        methods: all that started.
+        rounds: methods and number of images of each.
+        out: method -> why it left.
+        costs: method -> passes, seconds and images that they were for, judging included.
+        must_be_below: seconds that a map may take.
+        finished: the budget with which it came to its end.
+    """
+
+    settings: dict[str, Any]
+    methods: list[str]
+    rounds: list[tuple[list[str], int]] = field(default_factory=list)
+    out: dict[str, str] = field(default_factory=dict)
+    costs: dict[str, list[float]] = field(default_factory=dict)
+    must_be_below: float | None = None
+    finished: dict[str, Any] | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Race | None:
+        """The race of a folder, if it holds one."""
+        try:
+            content = json.loads((folder / RACE).read_text(encoding="utf-8"))
+            race = cls(**content)
+            race.rounds = [(methods, images) for methods, images in race.rounds]
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError):
+            raise OutputError(f"{folder / RACE} cannot be read; choose another folder") from None
+        return race
+
+    def write(self, folder: Path) -> None:
+        """Keeps it."""
+        content = json.dumps(asdict(self), indent=1).encode()
+        write_atomically(folder / RACE, lambda file: file.write(content))
+
+    def cost(self, method: str) -> tuple[float, float]:
+        """Passes and seconds for one image."""
+        # Where a process was killed before it noted them: as much as all others together, on average.
+        known = [self.costs[method]] if method in self.costs else list(self.costs.values())
+        passes, seconds, images = map(sum, zip([0.0, 0.0, 1e-9], *known, strict=True))
+        return passes / images, seconds / images
+
+
+class Racing:
+    """A race under way: `run` brings it to its end, or to that of its budget."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        out: Path,
+        model: TargetModel,
+        budget: Budget,
+        *,
+        must_be_below: float | None = None,
+        on_step: Callable[[Told], None] = lambda told: None,
+    ) -> None:
+        self.plan = replace(plan, metrics=(FAITHFULNESS,), maps="float16", optional=True)
+        self.out, self.model, self.budget, self.must_be_below = out, model, budget, must_be_below
+        self.bench = BenchRun(self.plan, out, model=model, share=(0, 1))
+        self.texts = [str(method) for method in self.bench.work.methods]
+        self._tell, self._spent = on_step, (0, 0.0)
+        self.race = self._recalled()
+
+    def _recalled(self) -> Race:
+        """The folder's race with these settings; its rounds are decided anew where other methods may take part."""
+        settings = {
+            "model": self.model.spec,
+            "digest": self.model.digest,
+            "data": self.plan.data,
+            "seed": self.plan.seed,
+            "targets": list(self.plan.targets),
+        }
+        known = Race.read(self.out)
+        if known is None:
+            return Race(settings, self.texts, must_be_below=self.must_be_below)
+        if known.settings != settings:
+            raise OutputError(f"{self.out} holds a race of another model, data, target or seed; choose another folder")
+        if (known.methods, known.must_be_below) != (self.texts, self.must_be_below):
+            return Race(settings, self.texts, costs=known.costs, must_be_below=self.must_be_below)
+        if known.finished is not None and not Budget(**known.finished).covers(self.budget):
+            known.finished = None  # there is more to spend now
+            for method, why in list(known.out.items()):
+                if why.startswith(_TOO_DEAR):
+                    del known.out[method]
+        return known
+
+    def run(self) -> Race:
+        """Races; what is done already is not done again."""
+        if self.race.finished is not None:
+            return self.race
+        self.check_budget()
+        self.account = Account(self.out)
+        try:
+            with Store(self.out) as store:
+                self.bench.cells.done = store.done
+                self._go(store)
+        except BudgetSpent:
+            pass  # what was finished counts
+        finally:
+            self.account.close()
+            self.race.write(self.out)
+        self.race.finished = asdict(self.budget)
+        self.race.write(self.out)
+        return self.race
+
+    @property
+    def first_passes(self) -> int:
+        """Images through the model that judging the first round takes, whatever the methods themselves need."""
+        metric = load_metric(FAITHFULNESS)
+        assert isinstance(metric, CurveMetric)
+        images = min(FIRST_IMAGES, len(self.bench.images))
+        return len(self.texts) * images * 2 * metric.steps * len(metric.references)
+
+    def check_budget(self) -> None:
+        """Refuses a budget that cannot pay for the first round, before anything is spent."""
+        least = math.ceil(_OWN_PASSES * self.first_passes / (1 - _FOR_CHECKS))
+        if self.budget.passes is not None and self.budget.passes < least:
+            raise SpecError(
+                f"{self.budget.passes} passes are too few for {len(self.texts)} methods; allow at least {least}, "
+                "or name fewer methods"
+            )
+
+    def _go(self, store: Store) -> None:
+        race, total = self.race, len(self.bench.images)
+        for methods, images in list(race.rounds):
+            self._round(store, methods, images)
+        while ahead := self._next(total):
+            race.rounds.append(ahead)
+            race.write(self.out)
+            if not self._round(store, *ahead):
+                break
+        self._checks(store)
+
+    # Rounds
+
+    def _next(self, total: int) -> tuple[list[str], int] | None:
+        """Methods and number of images of the next round; None when there is none."""
+        if not self.race.rounds:
+            return self.texts, min(FIRST_IMAGES, total)
+        images = self.race.rounds[-1][1]
+        if images >= total:
+            return None
+        ranked = [method for method in self.ranked() if method in self.race.rounds[-1][0]]
+        allowance = self._left(_FOR_CHECKS)
+        rounds = max(1, math.ceil(math.log2(max(2, len(ranked)))))
+        more = min(2 * images, total) - images
+        kept = self._affordable(self._going_on(ranked), more, (allowance[0] / rounds, allowance[1] / rounds))
+        if len(kept) < _LEAST:
+            kept = self._affordable(ranked[:_LEAST], more, allowance)
+        return (kept, images + more) if len(kept) >= _LEAST else None
+
+    def _going_on(self, ranked: list[str]) -> list[str]:
+        """The better half, and whoever cannot be told from the best yet."""
+        values = faithfulness(self._group())
+        half = -(-len(ranked) // 2)
+        best = values[ranked[0]] if ranked else {}
+        return [
+            method
+            for place, method in enumerate(ranked)
+            if place < max(half, _LEAST) or not paired_p(differences(values[method], best)) < LEVEL
+        ]
+
+    def _affordable(self, methods: Sequence[str], images: int, allowance: tuple[float, float]) -> list[str]:
+        """From the best on, as many as the allowance pays for."""
+        kept: list[str] = []
+        passes = seconds = 0.0
+        for method in methods:
+            cost = self.race.cost(method)
+            passes, seconds = passes + images * cost[0], seconds + images * cost[1]
+            if passes > allowance[0] or seconds > allowance[1]:
+                break
+            kept.append(method)
+        return kept
+
+    def _round(self, store: Store, methods: Sequence[str], images: int) -> bool:
+        """Judges the methods on so many images; false if the budget did not last."""
+        going = [method for method in methods if method not in self.race.out]
+        has_lasted = True
+        for number, method in enumerate(going):
+            run = self._bench([method], images)
+            is_new = images == self.race.rounds[0][1]
+            is_done = self._judge(store, run, f"{method} on {images} images", len(going) - number, _FOR_CHECKS)
+            if not is_done and is_new:
+                self.race.out[method] = f"{_TOO_DEAR} ({self._spent[0]:,} passes were too few for {images} images)"
+            has_lasted = has_lasted and (is_done or is_new)
+            self.race.write(self.out)
+        self._drop_failed(going)
+        self._drop_slow()
+        done = [method for method in going if method not in self.race.out]
+        if done and has_lasted:
+            store.record_plan(self._bench(done, images).record())
+        return has_lasted
+
+    def _judge(self, store: Store, run: BenchRun, what: str, sharers: int, kept_back: float) -> bool:
+        """What is missing of one method's run, for its share of what is left; false if that did not last."""
+        wanted = [image for image in run.images if run.cells.missing(image)]
+        if not wanted:
+            return True
+        left = self._left(kept_back)
+        self._tell(Told(what, self.account.passes, self.account.seconds))
+        before = (self.account.passes, self.account.seconds)
+        is_done = True
+        try:
+            with metered(self.model, self.account, left[0] / sharers, left[1] / sharers):
+                run.feed(store, iter(wanted), _silent)
+        except BudgetSpent:
+            is_done = False
+        self._spent = (self.account.passes - before[0], self.account.seconds - before[1])
+        if is_done and run.plan.metrics == self.plan.metrics:
+            former = self.race.costs.get(run.plan.methods[0], [0.0, 0.0, 0.0])
+            spent = (*self._spent, len(wanted))
+            self.race.costs[run.plan.methods[0]] = [old + new for old, new in zip(former, spent, strict=True)]
+        return is_done
+
+    def _drop_failed(self, methods: Sequence[str]) -> None:
+        group = self._group()
+        values = faithfulness(group)
+        reasons = {failure.method: failure.reason for failure in group.scores.failures}
+        for method in methods:
+            if not values.get(method) and method not in self.race.out:
+                self.race.out[method] = f"failed: {reasons.get(method, 'no image could be judged')}"
+
+    def _drop_slow(self) -> None:
+        if self.must_be_below is None:
+            return
+        group = self._group()
+        for method in self.texts:
+            seconds = median(group.seconds.get(method, ()))
+            if seconds is not None and seconds > self.must_be_below and method not in self.race.out:
+                self.race.out[method] = f"a map takes {seconds:.2g} s, more than {self.must_be_below:.2g} s"
+
+    # Checks
+
+    def _checks(self, store: Store) -> None:
+        """Sanity of as many methods, from the best on, as the rest of the budget pays for."""
+        ranked = [method for method in self.ranked() if method not in self.race.out]
+        images = min(CHECKED_IMAGES, self.race.rounds[-1][1]) if self.race.rounds else 0
+        for number, method in enumerate(ranked):
+            run = self._bench([method], images, CHECKS)
+            sharers = min(_LEAST + 1, len(ranked) - number)
+            if self._judge(store, run, f"sanity of {method}", sharers, 0.0):
+                store.record_plan(run.record())
+
+    # What is known
+
+    def ranked(self) -> list[str]:
+        """Methods in the race, by their mean Ins-Del on the images that all of them have, the best first."""
+        return ranking(faithfulness(self._group()), [m for m in self.texts if m not in self.race.out])
+
+    def _group(self) -> Group:
+        return own_group(self.out, self.model.digest)
+
+    def _left(self, kept_back: float) -> tuple[float, float]:
+        """Passes and seconds that may still be spent, but for a share of the whole that is kept for later."""
+        left = self.account.left(self.budget)
+        kept = self.budget.shared(kept_back) if kept_back else None
+        passes = left[0] - (kept.passes or 0 if kept else 0)
+        return max(0.0, passes), max(0.0, left[1] - (kept.seconds or 0.0 if kept else 0.0))
+
+    def _bench(self, methods: Sequence[str], images: int, metrics: Sequence[str] = ()) -> BenchRun:
+        """The bench run of some of the methods on some of the images; all else is shared with the whole."""
+        run, subjects = copy(self.bench), copy(self.bench.subjects)
+        run.plan = replace(self.plan, limit=images, methods=tuple(methods), metrics=tuple(metrics) or self.plan.metrics)
+        chosen = [method for method in self.bench.work.methods if str(method) in methods]
+        run.work = Work(tuple(chosen), tuple(load_protocols(list(run.plan.metrics))))
+        run.methods = run.work.methods
+        subjects.images = choose(self.bench.images, images, self.plan.seed)
+        subjects.count = len(subjects.images)
+        run.subjects = subjects
+        done = self.bench.cells.done
+        run.cells = Cells(self.model, run.methods, run.work.protocols, run.target_kinds, self.plan.seed, done)
+        return run
+
+
+_TOO_DEAR = "one share of the budget does not pay for it"
+
+
+def _silent(_step: Step) -> None:
+    pass
+
+
+def own_group(folder: Path, digest: str) -> Group:
+    """What a race's folder has for its model; an empty group where that is nothing yet."""
+    found = [group for group in read_run(folder).groups if group.digest == digest]
+    return found[0] if found else Group("", digest, "top1", Scores())
+
+
+def faithfulness(group: Group) -> dict[str, dict[tuple[str, int], float]]:
+    """Method -> image and class -> Ins-Del, mean of the references."""
+    named = [values for (protocol, column), values in group.values.items() if column == ("ins_del", AVERAGE)]
+    return named[0] if named else {}
+
+
+def ranking(values: dict[str, dict[tuple[str, int], float]], methods: Sequence[str]) -> list[str]:
+    """Methods by how far they are ahead of the one that has most images, on those that both have; the best first."""
+    known = [method for method in methods if values.get(method)]
+    if not known:
+        return []
+    base = max(known, key=lambda method: len(values[method]))
+
+    def lead(method: str) -> float:
+        found = differences(values[method], values[base])
+        return math.fsum(found) / len(found) if found else -math.inf
+
+    return sorted(known, key=lambda method: -lead(method))
+
+
+def median(values: Sequence[float]) -> float | None:
+    """The middle value."""
+    return sorted(values)[len(values) // 2] if values else None

@@ -1,0 +1,200 @@
+"""`recommend`: which explanation to use for a model, found on one's own images within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import nn
+
+from aha.bench.budget import Account, Budget, read_duration
+from aha.bench.plan import Plan
+from aha.bench.race import Race, Racing, Told
+from aha.bench.recommendation import Recommendation, recommendation, write_page
+from aha.bench.report import write_report
+from aha.errors import AhaError, SpecError
+from aha.methods import METHODS, list_methods, load_method
+from aha.models import TargetModel, load_model
+
+DEFAULT_BUDGET = "30min"
+# Methods that take thousands of passes as published, with what usually suffices to see how good they are.
+LIGHTER = {
+    "extremal_perturbation": "extremal_perturbation(steps=100)",
+    "kernel_shap": "kernel_shap(n=300)",
+    "lime": "lime(n=300)",
+    "mda": "mda(grid=7, screen=4)",
+    "occlusion": "occlusion(window=48, stride=24)",
+    "rise": "rise(n=500)",
+    "shapley_sampling": "shapley_sampling(orders=3, parts=patches(grid=7))",
+    "tis": "tis(masks=128)",
+}
+
+
+def recommend(
+    model: TargetModel | str | nn.Module,
+    data: str | Path,
+    *,
+    budget: str | float | None = None,
+    passes: int | None = None,
+    methods: Sequence[str] | None = None,
+    must_be_below: str | float | None = None,
+    out: str | Path = "recommendation",
+    limit: int | None = None,
+    target: str = "top1",
+    seed: int = 0,
+    batch_size: int = 8,
+    on_step: Callable[[Told], None] = lambda told: None,
+) -> Recommendation:
+    """Races methods on your own images and says which one to use.
+
+    Args:
+        model: as in `aha.explain`.
+        data: images, as in a bench plan: a folder, a CSV file, `imagenet:DIR`, ...
+        budget: the time it may take, such as `"30min"` or a number of seconds; 30 minutes unless `passes` is given.
+        passes: the images it may send through the model, forwards and backwards.
+        methods: texts of the methods to race; all that fit the model by default, dear ones in a lighter form.
+        must_be_below: the time that a map may take, such as `"100ms"`; slower methods are out.
+        out: folder of the race, which is a run of the bench: the same call continues it, or finds it finished and
+            computes nothing; a larger budget goes on.
+        limit: number of images, a seeded choice.
+        target: the explained class.
+        seed: of the choice of images, of methods and of metrics.
+        batch_size: most images explained at once.
+        on_step: told what is being done, and what was spent.
+
+    Returns:
+        A `Recommendation`; its table, and the report of the run, are in `out`.
+    """
+    racing = prepare(
+        model,
+        data,
+        budget=budget,
+        passes=passes,
+        methods=methods,
+        must_be_below=must_be_below,
+        out=out,
+        limit=limit,
+        target=target,
+        seed=seed,
+        batch_size=batch_size,
+        on_step=on_step,
+    )
+    return settle(racing)
+
+
+def settle(racing: Racing) -> Recommendation:
+    """Brings a race to its end and writes what it says: the answer as a page, and the report of the run."""
+    racing.run()
+    found = recommendation(racing.out)
+    write_page(found)
+    write_report(racing.out)
+    return found
+
+
+def prepare(
+    model: TargetModel | str | nn.Module,
+    data: str | Path,
+    *,
+    budget: str | float | None = None,
+    passes: int | None = None,
+    methods: Sequence[str] | None = None,
+    must_be_below: str | float | None = None,
+    out: str | Path = "recommendation",
+    limit: int | None = None,
+    target: str = "top1",
+    seed: int = 0,
+    batch_size: int = 8,
+    on_step: Callable[[Told], None] = lambda told: None,
+) -> Racing:
+    """The race of `recommend`, checked; nothing has been computed yet."""
+    seconds = _seconds(budget)
+    if seconds is None and passes is None:
+        seconds = read_duration(DEFAULT_BUDGET)
+    allowed = Budget(passes, seconds)
+    below = _seconds(must_be_below)
+    for text in methods or ():
+        load_method(text)  # names that nobody knows, before anything is loaded
+    loaded = load_model(model)
+    chosen = tuple(methods) if methods else candidates(loaded)
+    if len(chosen) < 2:
+        raise SpecError("a race needs at least two methods")
+    plan = Plan(
+        model=loaded.spec,
+        data=str(data),
+        methods=chosen,
+        targets=(target,),
+        limit=limit,
+        seed=seed,
+        batch_size=batch_size,
+        title=f"Which explanation to use for {loaded.spec}",
+    )
+    return Racing(plan, Path(out), loaded, allowed, must_be_below=below, on_step=on_step)
+
+
+def candidates(model: TargetModel) -> tuple[str, ...]:
+    """All methods that fit the model, but wrappers and the search that only measures the others."""
+    names = [name for name in list_methods(model) if METHODS[name].family != "wrapper" and name != "search"]
+    texts = [LIGHTER.get(name, name) for name in names]
+    try:
+        load_method("aha").fingerprint(model)
+    except AhaError:
+        return tuple(text for text in texts if text != "aha")
+    return (*texts, "aha(refine=3)") if "aha" in texts else tuple(texts)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a race will cost, before it is run.
+
+    Attributes:
+        methods, images: how many there are.
+        first_passes: images through the model that judging alone takes in the first round.
+        forward_seconds: measured time of one image through the model.
+        budget: what may be spent at most.
+        spent: passes that the folder has paid for already.
+        is_finished: nothing would be computed.
+    """
+
+    methods: int
+    images: int
+    first_passes: int
+    forward_seconds: float
+    budget: Budget
+    spent: int
+    is_finished: bool
+
+
+def outlook(racing: Racing) -> Outlook:
+    """Tries one image, and reckons; writes nothing."""
+    if racing.race.finished is None:
+        racing.check_budget()
+    known = Race.read(racing.out)
+    model = racing.model
+    inputs = racing.bench.inputs_of(racing.bench.images[0])[None]
+    times = []
+    for _ in range(3):  # the first pass of a process pays for what others do not
+        start = perf_counter()
+        with torch.no_grad():
+            model.outputs(inputs)
+        times.append(perf_counter() - start)
+    spent = 0
+    if known is not None:
+        account = Account(racing.out)
+        spent = account.passes
+        account.close()
+    return Outlook(
+        len(racing.texts),
+        len(racing.bench.images),
+        racing.first_passes,
+        min(times),
+        racing.budget,
+        spent,
+        known is not None and racing.race.finished is not None,
+    )
+
+
+def _seconds(given: str | float | None) -> float | None:
+    return read_duration(given) if isinstance(given, str) else given

@@ -1,0 +1,123 @@
+"""`aha recommend`: which explanation to use for a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from aha.cli.options import Debug, Device, ImageSize, Json, NoPretrained, Precision, Quiet, Seed, Weights
+from aha.cli.reporting import INTERRUPTED, answer, print_json, reported, say_error
+from aha.cli.texts import check_texts, complete_method, complete_model, complete_score
+from aha.core.progress_line import duration
+
+if TYPE_CHECKING:
+    from aha.bench.race import Told
+    from aha.bench.recommend import Outlook
+
+
+def recommend(
+    model: Annotated[
+        str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model)
+    ],
+    data: Annotated[str, typer.Option(help="Your images: folder, CSV, tar shards, or KIND:PLACE as in `aha bench`.")],
+    out: Annotated[Path, typer.Option(help="Folder of the race; the same command continues it.")] = Path(
+        "recommendation"
+    ),
+    budget: Annotated[str | None, typer.Option(help="Time it may take: 30min, 90s, 2h.", show_default="30min")] = None,
+    passes: Annotated[
+        int | None, typer.Option(min=1, help="Images it may send through the model, forwards and backwards.")
+    ] = None,
+    must_be_below: Annotated[str | None, typer.Option(help="Time that a map may take, such as 100ms.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Repeatable; methods to race.", autocompletion=complete_method, show_default="all that fit the model"
+        ),
+    ] = None,
+    target: Annotated[str, typer.Option(help="Explained class: top1, label, an index or a name.")] = "top1",
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of images, a seeded choice.")] = None,
+    weights: Weights = None,
+    no_pretrained: NoPretrained = False,
+    img_size: ImageSize = None,
+    fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
+    score: Annotated[
+        str, typer.Option(help="What is measured, as `aha list scores` shows.", autocompletion=complete_score)
+    ] = "softmax",
+    precision: Precision = "float32",
+    batch_size: Annotated[int, typer.Option(min=1, help="Most images explained at once.")] = 8,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will cost, and stop.")] = False,
+    seed: Seed = 0,
+    device: Device = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Race the methods that fit a model on your own images, within a budget, and say which one to use."""
+    with reported(debug=debug, quiet=quiet):
+        check_texts(models=[model], methods=method or [], scores=[score])
+
+        from aha.bench.recommend import outlook, prepare, settle
+        from aha.models import load_model
+
+        loaded = load_model(
+            model,
+            weights=weights,
+            pretrained=not no_pretrained,
+            img_size=img_size,
+            fit=cast("Any", fit),  # checked where it is used
+            score=score,
+            device=device,
+            precision=cast("Any", precision),  # checked there too
+        )
+        racing = prepare(
+            loaded,
+            data,
+            budget=budget,
+            passes=passes,
+            methods=method,
+            must_be_below=must_be_below,
+            out=out,
+            limit=limit,
+            target=target,
+            seed=seed,
+            batch_size=batch_size,
+            on_step=(lambda told: None) if quiet or json else _say,
+        )
+        if dry_run:
+            cost = outlook(racing)
+            answer(lambda: _plain(cost), lambda: _outlook(cost), json=json, quiet=quiet)
+            return
+        try:
+            found = settle(racing)
+        except KeyboardInterrupt:
+            say_error(f"interrupted; what is done is in {out}; the same command continues")
+            raise typer.Exit(INTERRUPTED) from None
+        if json:
+            print_json(found.as_dict())
+        elif not quiet:
+            typer.echo(f"{found.to_markdown()}\n\npage: {found.page}\nreport: {found.report}")
+
+
+def _say(told: Told) -> None:
+    typer.echo(f"{told.passes:>9,} passes, {duration(told.seconds):>6}  {told.what}", err=True)
+
+
+def _plain(cost: Outlook) -> dict[str, Any]:
+    return {**vars(cost), "budget": vars(cost.budget)}
+
+
+def _outlook(cost: Outlook) -> str:
+    if cost.is_finished:
+        return f"finished: nothing to compute; {cost.spent:,} passes were spent"
+    most = []
+    if cost.budget.passes is not None:
+        most.append(f"{cost.budget.passes:,} passes (about {duration(cost.budget.passes * cost.forward_seconds)})")
+    if cost.budget.seconds is not None:
+        most.append(f"{duration(cost.budget.seconds)} (about {cost.budget.seconds / cost.forward_seconds:,.0f} passes)")
+    return (
+        f"{cost.methods} methods, {cost.images} images; at most {' and '.join(most)}, {cost.spent:,} passes spent\n"
+        f"one image through the model takes {cost.forward_seconds * 1000:.0f} ms; judging the first round takes "
+        f"{cost.first_passes:,} passes, and what the methods themselves need"
+    )

@@ -1,0 +1,273 @@
+"""`recommend`: the planted best is found, the budget holds, and nothing is computed twice, whatever happened before."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+from worlds import make_data
+
+import aha
+from aha.bench.budget import SPENT, Account, Budget, BudgetSpent, metered, read_duration
+from aha.bench.race import RACE, Race
+from aha.bench.recommend import candidates, outlook, prepare
+from aha.bench.recommendation import recommendation
+from aha.cli import app
+from aha.errors import OutputError, SpecError
+from aha.methods import METHODS
+from aha.methods.base import Method
+from aha.models import TargetModel, load_model
+from fakes import SIZE
+
+HERE = Path(__file__).parent
+_PATIENCE = 300  # seconds; a busy machine is slow, not wrong
+
+
+class Corner(nn.Module):
+    """Its class 0 depends on how bright the top left quarter is, and on nothing else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = x[:, :, : SIZE // 2, : SIZE // 2].mean(dim=(1, 2, 3))
+        return torch.stack([6 * bright, *[torch.zeros_like(bright)] * 3, -6 * bright], dim=1)  # (B, 5)
+
+
+def corner_model() -> TargetModel:
+    model = load_model(Corner(), input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3, fit="squash", batch_size=16)
+    model.spec = "module:Corner"
+    return model
+
+
+@dataclass(frozen=True)
+class Fake(Method):
+    """The true map, blurred by noise: the more of it, the worse; `passes` images are shown to the model for nothing."""
+
+    noise: float = 0.0
+    passes: int = 1
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        for image in images:
+            model.outputs(image.expand(self.passes, *image.shape))
+        truth = torch.zeros(SIZE, SIZE)
+        truth[: SIZE // 2, : SIZE // 2] = 1
+        maps = []
+        for image in images:
+            seed = int(image.abs().sum() * 1000) % 2**31
+            drawn = torch.rand(SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
+            maps.append((1 - self.noise) * truth + self.noise * drawn + 1e-3 * drawn)
+        return torch.stack(maps).to(images)
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Twelve methods, registered for the test; the sixth is the best, the last cannot be paid for."""
+    noises = [0.95, 0.9, 0.85, 0.8, 0.75, 0.3, 0.7, 0.9, 0.95, 1.0, 0.98]
+    texts = []
+    for number, noise in enumerate([*noises, 0.0]):
+        name = f"fake_{number}"
+        passes = 1 if number < len(noises) else 10_000
+
+        made = dataclass(frozen=True)(
+            type(name, (Fake,), {"__annotations__": {"noise": float, "passes": int}, "noise": noise, "passes": passes})
+        )
+        made.name, made.family = name, "gradient"
+        monkeypatch.setitem(METHODS._things, name, made)
+        texts.append(name)
+    return texts
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> str:
+    return f"csv:{make_data(tmp_path / 'photos', 24) / 'list.csv'}"
+
+
+def test_the_planted_best_is_found_for_less_than_the_budget(fakes: list[str], photos: str, tmp_path: Path) -> None:
+    model, budget = corner_model(), 9000
+    model.outputs(torch.zeros(1, 3, SIZE, SIZE))  # how many classes it has
+    before = sum(model.passes.values())
+    found = aha.recommend(model, photos, passes=budget, methods=fakes, target="0", out=tmp_path / "race")
+    spent = sum(model.passes.values()) - before
+    assert found.method == "fake_5"
+    assert found.confidence > 0.95
+    assert 0 < spent <= budget
+    assert Account(tmp_path / "race").passes == spent
+    assert "fake_11" in found.left and "budget" in found.left["fake_11"]
+    assert found.sentence.startswith("Use fake_5: +")
+    assert max(s.n for s in found.standings) > min(s.n for s in found.standings), "all were judged alike: no race"
+    assert found.standings[0].n == max(s.n for s in found.standings)
+    assert 'aha.explain("module:Corner", "PICTURE.jpg", "fake_5")' in found.to_markdown()
+    page = found.page.read_text()
+    assert "Use fake_5: +" in page
+    assert "Where the best methods disagree" in page and "data:image/" in page
+    assert found.report.is_file()
+
+
+def test_a_second_time_computes_nothing_and_a_larger_budget_goes_on(
+    fakes: list[str], photos: str, tmp_path: Path
+) -> None:
+    model, out = corner_model(), tmp_path / "race"
+    options = {"methods": fakes[:6], "target": "0", "out": out}
+    first = aha.recommend(model, photos, passes=1800, **options)  # type: ignore[arg-type]
+    files = {p: p.read_bytes() for p in (out / "rows").iterdir()}
+    before = sum(model.passes.values())
+    again = aha.recommend(model, photos, passes=1800, **options)  # type: ignore[arg-type]
+    assert sum(model.passes.values()) == before
+    assert again.as_dict() == first.as_dict()
+    assert {p: p.read_bytes() for p in (out / "rows").iterdir()} == files
+    more = aha.recommend(model, photos, passes=4000, **options)  # type: ignore[arg-type]
+    assert sum(model.passes.values()) > before
+    assert Account(out).passes <= 4000
+    assert max(s.n for s in more.standings) > max(s.n for s in first.standings)
+    with pytest.raises(OutputError, match="another model"):
+        aha.recommend(model, photos, passes=1800, methods=fakes[:6], target="1", out=out)
+
+
+def test_one_more_method_joins_a_race_that_keeps_its_rows(fakes: list[str], photos: str, tmp_path: Path) -> None:
+    model, out = corner_model(), tmp_path / "race"
+    aha.recommend(model, photos, passes=1500, methods=fakes[:3], target="0", out=out)
+    kept = (out / "rows" / "0000.jsonl").read_bytes()
+    found = aha.recommend(model, photos, passes=5000, methods=[*fakes[:3], "fake_5"], target="0", out=out)
+    assert found.method == "fake_5"
+    assert (out / "rows" / "0000.jsonl").read_bytes().startswith(kept)
+
+
+@pytest.mark.parametrize("budget", [720, 800, 1000])
+def test_no_budget_is_overrun(fakes: list[str], photos: str, tmp_path: Path, budget: int) -> None:
+    model, out = corner_model(), tmp_path / "race"
+    model.outputs(torch.zeros(1, 3, SIZE, SIZE))  # how many classes it has
+    before = sum(model.passes.values())
+    aha.recommend(model, photos, passes=budget, methods=[*fakes[:3], "fake_11"], target="0", out=out)
+    assert 0.3 * budget < sum(model.passes.values()) - before <= budget
+    assert Account(out).passes <= budget
+
+
+def test_a_hopeless_budget_is_refused_before_anything_is_spent(fakes: list[str], photos: str, tmp_path: Path) -> None:
+    racing = prepare(corner_model(), photos, passes=500, methods=fakes, target="0", out=tmp_path / "race")
+    with pytest.raises(SpecError, match=r"500 passes are too few for 12 methods; allow at least 211"):
+        racing.run()
+    assert not (tmp_path / "race").exists()
+
+
+def test_slow_methods_are_out_where_maps_must_be_fast(fakes: list[str], photos: str, tmp_path: Path) -> None:
+    found = aha.recommend(
+        corner_model(), photos, passes=1500, methods=fakes[:4], target="0", out=tmp_path / "race", must_be_below=1e-9
+    )
+    race = Race.read(tmp_path / "race")
+    assert race is not None and set(race.out) == set(fakes[:4])
+    assert all("more than" in why for why in race.out.values())
+    assert all(standing.out for standing in found.standings)
+    assert found.sentence.startswith("No method is left")
+    other = aha.recommend(corner_model(), photos, passes=1500, methods=fakes[:4], target="0", out=tmp_path / "race")
+    assert other.sentence.startswith("Use "), "without the limit they are back"
+
+
+def test_a_race_survives_being_killed(photos: str, tmp_path: Path) -> None:
+    """Killed for good, in a process of its own; what was paid for stays paid."""
+    script = textwrap.dedent(
+        f"""
+        import sys
+        sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent)!r}]
+        from worlds import tiny_model
+        import aha
+        options = dict(methods=["gradient", "random_map", "center_map"], out={str(tmp_path / "race")!r})
+        found = aha.recommend(tiny_model(), {photos!r}, passes=900, **options)
+        print(found.method)
+        """
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    rows = tmp_path / "race" / "rows" / "0000.jsonl"
+    process = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.DEVNULL)
+    end = time.monotonic() + _PATIENCE
+    while process.poll() is None and time.monotonic() < end:
+        if rows.is_file() and rows.read_bytes().count(b"\n") >= 3:
+            process.send_signal(signal.SIGKILL)
+        time.sleep(0.005)
+    assert process.wait() == -signal.SIGKILL
+    paid = Account(tmp_path / "race").passes
+    assert 0 < paid <= 900
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("gradient", "random_map", "center_map")
+    assert paid <= Account(tmp_path / "race").passes <= 900
+    race = Race.read(tmp_path / "race")
+    assert race is not None and race.finished is not None
+
+
+# Parts
+
+
+def test_a_metered_model_stops_before_it_spends_too_much(tmp_path: Path) -> None:
+    model, account = corner_model(), Account(tmp_path)
+    inputs = torch.zeros(4, 3, SIZE, SIZE)
+    with metered(model, account, passes=10, seconds=1e9):
+        model.outputs(inputs)
+        model.outputs(inputs)
+        with pytest.raises(BudgetSpent):
+            model.outputs(inputs)
+    assert model.passes["forward"] == 8 and account.passes == 8
+    assert (tmp_path / SPENT).read_text().split()[0] == "8"
+    model.outputs(inputs)
+    assert account.passes == 8, "what is done outside is not counted"
+    with metered(model, account, passes=100, seconds=0), pytest.raises(BudgetSpent):
+        model.outputs(inputs)
+
+
+def test_times_are_read() -> None:
+    assert [read_duration(text) for text in ("30min", "90 s", "1.5h", "100ms")] == [1800, 90, 5400, 0.1]
+    for text in ("soon", "10", "-3s", "0s"):
+        with pytest.raises(SpecError, match="not a time"):
+            read_duration(text)
+    with pytest.raises(SpecError, match="say what may be spent"):
+        Budget()
+    assert Budget(passes=10).covers(Budget(passes=10)) and not Budget(passes=10).covers(Budget(passes=11))
+    assert not Budget(passes=10).covers(Budget(seconds=5.0))
+
+
+def test_all_methods_that_fit_race_but_the_oracle(tmp_path: Path) -> None:
+    texts = candidates(corner_model())
+    assert "random_map" in texts and "rise(n=500)" in texts
+    assert not any(text.startswith(("search", "smooth", "var", "aha")) for text in texts)
+    for text in texts:
+        aha.load_method(text)
+
+
+def test_a_dry_run_says_the_cost_and_writes_nothing(photos: str, tmp_path: Path) -> None:
+    racing = prepare(corner_model(), photos, passes=5000, methods=["gradient", "random_map"], out=tmp_path / "race")
+    cost = outlook(racing)
+    assert (cost.methods, cost.images, cost.spent, cost.is_finished) == (2, 24, 0, False)
+    assert cost.first_passes == 2 * 2 * 60
+    assert not (tmp_path / "race").exists()
+
+
+def test_what_is_no_race_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="not the folder of a race"):
+        recommendation(tmp_path)
+    (tmp_path / RACE).write_text("{}")
+    with pytest.raises(OutputError, match="cannot be read"):
+        recommendation(tmp_path)
+    with pytest.raises(SpecError, match="at least two"):
+        prepare(corner_model(), str(tmp_path), passes=10, methods=["gradient"])
+
+
+def test_the_command(photos: str, tmp_path: Path) -> None:
+    command = ["recommend", "--model", "timm:test_resnet", "--no-pretrained", "--img-size", "64", "--data", photos]
+    command += ["--method", "grad_cam", "--method", "random_map", "--limit", "3", "--passes", "700"]
+    command += ["--out", str(tmp_path / "race"), "--device", "cpu"]
+    dry = CliRunner().invoke(app, [*command, "--dry-run"])
+    assert dry.exit_code == 0 and "2 methods, 3 images; at most 700 passes" in dry.stdout
+    done = CliRunner().invoke(app, [*command, "--json"])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert answer["method"] in ("grad_cam", "random_map") and answer["call"].startswith("aha.explain(")
+    assert "finished: nothing to compute" in CliRunner().invoke(app, [*command, "--dry-run"]).stdout
+    bad = CliRunner().invoke(app, [*command[:-1], "cpu", "--budget", "soon"])
+    assert bad.exit_code == 1 and "not a time" in bad.output
