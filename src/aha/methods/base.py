@@ -137,7 +137,9 @@ def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = N
     """Refuses a method whose needs the model cannot meet for inputs of this size, before anything is computed."""
     for reference in chosen.references:
         check_reference(reference, model)
-    if "gradients" in chosen.needs and (why := model.gradient_refusal(size)):
+    # Without a size, a module that states none can be asked only when its first inputs are there.
+    is_known = size is not None or model.preprocessing is not None
+    if is_known and "gradients" in chosen.needs and (why := model.gradient_refusal(size)):
         raise CapabilityError(
             f"{chosen} needs gradients, which {model.spec} does not give: {why} {_advice(model, size)}"
         )
