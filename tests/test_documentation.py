@@ -138,11 +138,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setenv("AHA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(load, "_from_spec", stand_in)
-    brief = {"steps": 2, "validation_images": 1, "validation_steps": 2, "batch_size": 2, "perturbations": 2}
+    brief = ["steps=2", "validation_images=1", "validation_steps=2", "batch_size=2", "perturbations=2"]
     original = settings.load_settings
-    monkeypatch.setattr(
-        settings, "load_settings", lambda preset, changes=(): original(original(preset, changes) and preset, brief)
-    )
+    monkeypatch.setattr(settings, "load_settings", lambda preset, changes=(): original(preset, [*changes, *brief]))
     monkeypatch.setattr(aha.Explainer, "push_to_hub", lambda self, *args, **options: "accepted")
     monkeypatch.chdir(tmp_path)
     before = dict(METHODS._things)

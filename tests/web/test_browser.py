@@ -22,6 +22,8 @@ from browsing import (
     wait_for_curves,
 )
 
+from aha.methods.cost import Cost
+from aha.web import policy
 from aha.web.workbench import Workbench
 
 # Files for the page, made inside it: a real clipboard or desktop cannot be had here.
@@ -216,7 +218,10 @@ def test_a_slow_method_is_cancelled(page: Any) -> None:
     wait_for_curves(page, 5)
 
 
-def test_a_visitor_who_leaves_waits_for_nothing(page: Any, shown_bench: Workbench) -> None:
+def test_a_visitor_who_leaves_waits_for_nothing(
+    page: Any, shown_bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "BUDGET", Cost(passes=10**7, bytes=2**40))  # so that there is something to wait for
     open_picture(page, methods=4)
     with page.expect_response(lambda answer: "smooth(rise" in (answer.request.post_data or "")) as asked:
         add_method(page, "smooth(rise(n=5000), n=100)")
