@@ -219,7 +219,6 @@ def test_results_of_an_engine_say_so(recorded: Callable[..., Recorder]) -> None:
     ("engine", "options", "said"),
     [
         ("tensorrt", {}, "unknown engine 'tensorrt'; known: eager, auto"),
-        ("ray", {}, "--on ray"),
         ("compiled", {"precision": "bfloat16"}, "works in float32"),
     ],
 )

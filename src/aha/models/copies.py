@@ -59,8 +59,7 @@ class FastCopy:
 def check_engine(engine: str, device: torch.device, precision: str) -> None:
     """Refuses an engine that does not exist, is not installed, or cannot serve this device and precision."""
     if engine not in get_args(Engine):
-        advice = "; ray is where work runs, not what runs it: --on ray" if engine == "ray" else ""
-        raise ModelError(f"unknown engine {engine!r}; known: {', '.join(get_args(Engine))}{advice}")
+        raise ModelError(f"unknown engine {engine!r}; known: {', '.join(get_args(Engine))}")
     if engine in _PACKAGES and find_spec(_PACKAGES[engine][0]) is None:
         raise MissingExtra(f"the engine {engine}", _PACKAGES[engine][1])
     if engine in _PACKAGES and device.type != "cpu":
