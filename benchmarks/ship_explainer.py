@@ -20,8 +20,7 @@ from aha.learned.engine import Engine
 from aha.learned.explainer import Explainer
 from aha.learned.library import SHIPPED
 from aha.learned.settings import TrainConfig
-from aha.learned.training import validation_curves
-from aha.learned.validation import areas
+from aha.learned.validation import mean_scores, validation_curves
 from aha.models import load_model
 
 
@@ -42,8 +41,7 @@ def main() -> None:
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).tolist()[: given.limit]
     config = TrainConfig(validation_steps=given.steps)
     curves = validation_curves(explainer, model, [samples[i] for i in order], config, Engine(model.device))
-    height, width = model.stated_preprocessing().size
-    scores = {name: round(float(v.mean()), 4) for name, v in areas(curves, height * width).items()}
+    scores = {name: round(value, 4) for name, value in mean_scores(curves, model).items()}
     explainer.config = replace(
         explainer.config,
         target=given.model,

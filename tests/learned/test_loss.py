@@ -100,8 +100,8 @@ def test_objective_parts_and_weights(model: TargetModel) -> None:
     maps = torch.rand(2, 32, 32, requires_grad=True)
     regions = grid_regions((32, 32), 4, (0.0, 0.0), maps)
     config = ObjectiveConfig(deletion=2.0, insertion=3.0, log=0.0, peaks=0.5, noise=0.0)
-    masks = soft_masks(maps, regions, stratified_counts(16, 4), 0.05, config)
-    parts = objective(model, inputs, classes, torch.zeros_like(inputs), maps, masks, regions, config)
+    counts = stratified_counts(16, 4)
+    parts = objective(model, inputs, classes, torch.zeros_like(inputs), maps, regions, counts, 0.05, config)
     assert set(parts) == {"loss", "deletion", "insertion", "peaks"}
     expected = 2 * parts["deletion"] - 3 * parts["insertion"] + 0.5 * parts["peaks"]
     assert torch.allclose(parts["loss"], expected)
@@ -112,11 +112,10 @@ def test_objective_parts_and_weights(model: TargetModel) -> None:
 def test_the_logarithm_is_added_to_scores_that_are_probabilities(model: TargetModel) -> None:
     pixels, classes, maps = torch.rand(2, 3, 32, 32), torch.tensor([0, 1]), torch.rand(2, 32, 32)
     regions = grid_regions((32, 32), 4, (0.0, 0.0), maps)
-    masks = soft_masks(maps, regions, stratified_counts(16, 4), 0.05, CALM)
-    plain, with_log = (
-        objective(model, pixels, classes, torch.zeros_like(pixels), maps, masks, regions, ObjectiveConfig(log=log))
-        for log in (0.0, 0.1)
-    )
+    counts = stratified_counts(16, 4)
+    masks = soft_masks(maps, regions, counts, 0.05, CALM)
+    given = (model, pixels, classes, torch.zeros_like(pixels), maps, regions, counts, 0.05)
+    plain, with_log = (objective(*given, ObjectiveConfig(log=log)) for log in (0.0, 0.1))
     scores = perturbed_scores(model, pixels, torch.zeros_like(pixels), classes, masks, regions)  # (B, 2, S)
     deletion, insertion = (scores + 1e-3).log().mean(dim=-1).unbind(dim=1)
     torch.testing.assert_close(with_log["loss"] - plain["loss"], 0.1 * (deletion - insertion))
@@ -155,8 +154,8 @@ def test_one_overfitted_image_beats_every_other_method(model: TargetModel) -> No
     with torch.no_grad():
         values += 0.01 * torch.rand(1, 32, 32, generator=torch.Generator().manual_seed(0))
     for step in range(60):
-        masks = soft_masks(values, regions, counts, 0.1 * 0.1 ** (step / 59), config)
-        parts = objective(model, inputs, target, torch.zeros_like(inputs), values, masks, regions, config)
+        heat = 0.1 * 0.1 ** (step / 59)
+        parts = objective(model, inputs, target, torch.zeros_like(inputs), values, regions, counts, heat, config)
         optimiser.zero_grad()
         parts["loss"].sum().backward()
         optimiser.step()

@@ -19,9 +19,10 @@ from torch import Tensor
 import aha
 import aha.learned.training as training
 from aha.errors import AhaError, ImageError, ModelError, OutputError, SpecError
+from aha.learned.choices import Choices, explained_classes
 from aha.learned.explainer import Explainer
 from aha.learned.settings import Design, Settings, load_settings
-from aha.learned.training import Choices, TrainingError, explained_classes, learning_rate, temperature, train
+from aha.learned.training import TrainingError, learning_rate, temperature, train
 from aha.learned.validation import hard_scores
 from aha.models import TargetModel, load_model
 from aha.perturb.references import Black, Mean
@@ -68,7 +69,7 @@ def test_it_learns_where_the_evidence_is_also_for_classes_it_never_saw(
         return sum(float(s.mean() - m.mean()) > float(m.std()) for s, m in zip(squares, maps, strict=True))
 
     before = scores(explainer)
-    monkeypatch.setattr(training, "_fresh", lambda *_: explainer)
+    monkeypatch.setattr(training, "fresh_explainer", lambda *_: explainer)
     more = ["steps=120", "learning_rate=3e-3", "references=black,mean", "save_every=60"]
     trained = train(target, folder / "labels.csv", tmp_path / "run", settings=settings(*more))
     assert scores(trained) > before + 0.2

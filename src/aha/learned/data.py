@@ -1,4 +1,4 @@
-"""Training images: which of them a step sees.
+"""Training images: which of them are learnt from, and which a step sees.
 
 The images of a step follow from the seed and the step alone. So a run can be resumed at any step, and shared among any
 number of processes, and still sees the same images. Each epoch goes through all images once, in an order of its own.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from PIL.Image import Image
@@ -16,9 +17,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from aha.data.images import read_image
-from aha.data.samples import Sample
+from aha.data.samples import Sample, find_samples
 from aha.errors import ImageError
-from aha.learned.seeds import CROP, ORDER, generator_for
+from aha.learned.seeds import CROP, HOLD_OUT, ORDER, generator_for
+from aha.learned.settings import TrainConfig
+from aha.models import TargetModel
 from aha.models.preprocessing import Preprocessing
 
 _UNKNOWN = -1  # a label that is not known, inside a tensor of labels
@@ -76,6 +79,22 @@ class StepImages(Dataset[tuple[Tensor, int, int, str]]):
         if self._order[0] != epoch:
             self._order = (epoch, torch.randperm(len(self._samples), generator=generator_for(self._seed, ORDER, epoch)))
         return self._samples[int(self._order[1][index])]
+
+
+def split_samples(
+    data: str | Path, validation: str | Path | None, target: TargetModel, config: TrainConfig
+) -> tuple[list[Sample], list[Sample]]:
+    """Images to train on and images to measure on, the second some of the first where none are given."""
+    samples = find_samples(data, target)
+    others = samples if validation is None else find_samples(validation, target)
+    if validation is None and len(samples) < 2:
+        raise ImageError(f"{data} has one image; training needs one to learn from and one to measure on")
+    order = torch.randperm(len(others), generator=generator_for(config.seed, HOLD_OUT)).tolist()
+    if validation is not None:
+        return samples, [others[index] for index in order[: config.validation_images]]
+    held_out = order[: max(1, min(config.validation_images, len(samples) // 10))]
+    left_out = set(held_out)
+    return [s for index, s in enumerate(samples) if index not in left_out], [samples[index] for index in held_out]
 
 
 def step_batches(

@@ -78,22 +78,27 @@ def objective(
     classes: Tensor,
     references: Tensor,
     maps: Tensor,
-    masks: Tensor,
     regions: Regions,
+    counts: Tensor,
+    temperature: float,
     config: ObjectiveConfig,
+    generators: Sequence[torch.Generator] | None = None,
 ) -> dict[str, Tensor]:
-    """The loss and its named parts, each (B,): deletion, insertion, peaks, loss.
+    """The loss and its named parts, each (B,): deletion, insertion, peaks, loss. Training and refinement minimise it.
 
     Args:
         model: the frozen target.
         pixels: images (B, C, H, W) in [0, 1].
         classes: explained classes (B,).
         references: I0 in pixels (B, C, H, W), or (R, B, C, H, W) that take turns along the steps.
-        maps: A (B, H, W), for the regulariser.
-        masks: soft top-k masks (B, S, K).
-        regions: the cells behind the masks.
+        maps: A (B, H, W).
+        regions: the K cells that are put in order.
+        counts: how many of the first cells each step (S,) takes.
+        temperature: of the soft order.
         config: weights.
+        generators: one per image, for noise on the order; without them there is none.
     """
+    masks = soft_masks(maps, regions, counts, temperature, config, generators)  # (B, S, K)
     scores = perturbed_scores(model, pixels, references, classes, masks, regions)  # (B, 2, S)
     deletion, insertion = scores.mean(dim=-1).unbind(dim=1)  # (B,) each
     loss = config.deletion * deletion - config.insertion * insertion

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from aha.core.progress import in_parts
 from aha.learned.decoder import Given
 from aha.learned.explainer import Explainer
-from aha.learned.loss import ObjectiveConfig, objective, soft_masks
+from aha.learned.loss import ObjectiveConfig, objective
 from aha.learned.regions import grid_regions, stratified_counts
 from aha.models import TargetModel
 from aha.perturb.references import Black, Blur, Mean, Reference
@@ -250,10 +250,8 @@ class Refining:
         config = self.config
         regions = grid_regions((maps.shape[-2], maps.shape[-1]), config.grid, (0.0, 0.0), maps)
         counts = stratified_counts(regions.count, config.steps)
-        masks = soft_masks(maps, regions, counts, self.explainer.config.temperature, config.objective)  # (B, S, K)
-        return objective(
-            self.judge, self.pixels, self.classes, self.references, maps, masks, regions, config.objective
-        )["loss"]
+        heat, known = self.explainer.config.temperature, (self.judge, self.pixels, self.classes, self.references)
+        return objective(*known, maps, regions, counts, heat, config.objective)["loss"]
 
 
 def _clip_each(copies: dict[str, Tensor], limit: float) -> None:

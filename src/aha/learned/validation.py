@@ -10,9 +10,34 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from aha.data.images import read_image
+from aha.data.samples import Sample
+from aha.learned.engine import Engine, parts_of
+from aha.learned.explainer import Explainer
+from aha.learned.settings import TrainConfig
 from aha.models import TargetModel
 from aha.perturb.perturbation import area, deletion_masks, insertion_masks, perturbed_outputs, rank_pixels, step_counts
 from aha.perturb.references import Reference
+
+
+def validation_curves(
+    explainer: Explainer, target: TargetModel, samples: Sequence[Sample], config: TrainConfig, engine: Engine
+) -> Tensor:
+    """Deletion and Insertion curves (N, 2, S + 1) of the predicted classes by hard pixel masks (T = 0)."""
+    preprocessing = target.stated_preprocessing()
+    rows = []
+    for index in parts_of(len(samples), engine.share):
+        inputs = preprocessing(read_image(samples[index].read()))[0][None].to(target.device)
+        classes = target.outputs(inputs).argmax(dim=1)
+        maps = explainer.maps(target, inputs, classes)
+        rows.append(hard_curves(target, inputs, classes, maps, config.references, config.validation_steps))
+    return engine.gather(torch.cat(rows) if rows else torch.empty(0, 2, config.validation_steps + 1))
+
+
+def mean_scores(curves: Tensor, target: TargetModel) -> dict[str, float]:
+    """Mean Deletion, Insertion and Ins-Del of curves (N, 2, S + 1)."""
+    height, width = target.stated_preprocessing().size
+    return {name: float(values.mean()) for name, values in areas(curves, height * width).items()}
 
 
 def hard_scores(

@@ -1,0 +1,194 @@
+"""A training run as it is kept: what changes during it, and the folder from which it can be continued.
+
+out/
+  run.json            target, data and settings of the run
+  explainer/          the best explainer so far by the hard metrics (config.json, model.safetensors, README.md)
+  last/               the latest
+  state.pt            weights, optimiser and step, for resuming; tensors and numbers only
+  failed_batch.json   images of a step whose loss was not finite
+  metrics.jsonl       one line per step (logbook.py)
+  tensorboard/        where TensorBoard is installed
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import torch
+from torch import Tensor
+
+from aha.core.disk import remove_partials, write_atomically, writing
+from aha.errors import OutputError
+from aha.learned.data import Batch
+from aha.learned.explainer import Explainer
+from aha.learned.settings import Settings, TrainConfig
+from aha.models import TargetModel
+
+RUN, STATE, BEST, LAST, FAILED = "run.json", "state.pt", "explainer", "last", "failed_batch.json"
+
+
+@dataclass
+class State:
+    """Everything that changes during a run.
+
+    Attributes:
+        explainer: with the weights that are being learnt.
+        average: of these weights over the steps, by name.
+        optimiser: with its moments.
+        step: the next one.
+        best: highest validation score so far.
+        is_whole: do weights, optimiser and step belong together?
+    """
+
+    explainer: Explainer
+    average: dict[str, Tensor]
+    optimiser: torch.optim.Optimizer
+    step: int = 0
+    best: float = -math.inf
+    is_whole: bool = True
+
+    @classmethod
+    def fresh(cls, explainer: Explainer, config: TrainConfig) -> State:
+        """Before the first step."""
+        average = {name: value.clone() for name, value in explainer.state_dict().items()}
+        optimiser = torch.optim.AdamW(explainer.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+        return cls(explainer, average, optimiser)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """What is interrupted inside the block leaves a state that is not worth saving."""
+        self.is_whole = False
+        yield
+        self.is_whole = True
+
+    def update_average(self, decay: float) -> None:
+        """After a step of the optimiser."""
+        decay = min(decay, self.step / (self.step + 10))  # short at first: the start is soon forgotten
+        for name, value in self.explainer.state_dict().items():
+            self.average[name].lerp_(value, 1 - decay)
+
+
+class RunFolder:
+    """The folder of one run; only the process that writes calls what writes."""
+
+    def __init__(self, out: Path, settings: Settings) -> None:
+        self.out, self._settings = out, settings
+
+    def begin(self, target: TargetModel, num_images: int, *, resume: bool) -> None:
+        """Takes the folder for this run, or checks that the run in it is the same one."""
+        description = {
+            "target": target.spec,
+            "target_digest": target.digest,
+            "images": num_images,
+            "settings": self._settings.record(),
+        }
+        if resume:
+            _check_same(self.out, description)
+        else:
+            _start(self.out, description)
+
+    def kept(self, state: State) -> Explainer:
+        """The explainer as it is saved and measured: with averaged weights if there is an average."""
+        explainer = Explainer(state.explainer.config).to(next(state.explainer.parameters()).device)
+        explainer.adopt_encoder(state.explainer)
+        explainer.load_state_dict(state.average if self._settings.training.ema else state.explainer.state_dict())
+        return explainer.eval()
+
+    def save_best(self, explainer: Explainer, step: int, scores: Mapping[str, float]) -> None:
+        """The explainer with the highest validation score so far."""
+        explainer.config = replace(explainer.config, scores=scores)
+        self._save_explainer(explainer, step, BEST)
+
+    def save(self, state: State) -> None:
+        """All that is needed to continue, and the latest explainer."""
+        content = {
+            "explainer": state.explainer.state_dict(),
+            "average": state.average,
+            "optimiser": state.optimiser.state_dict(),
+            "step": state.step,
+            "best": state.best,
+        }
+        with writing(self.out):
+            write_atomically(self.out / STATE, lambda file: torch.save(content, file))
+        self._save_explainer(self.kept(state), state.step, LAST)
+
+    def restore(self, state: State) -> None:
+        """The state as it was saved."""
+        device = next(state.explainer.parameters()).device
+        content = _read_state(self.out / STATE, device)
+        state.explainer.load_state_dict(content["explainer"])
+        state.optimiser.load_state_dict(content["optimiser"])
+        state.average, state.step, state.best = content["average"], int(content["step"]), float(content["best"])
+
+    def record_failure(self, batch: Batch, step: int) -> Path:
+        """Writes down the batch that cannot be learnt from; returns the file."""
+        record = {"step": step, "seed": self._settings.training.seed, "places": batch.places, "files": batch.files}
+        _write_json(self.out / FAILED, record)
+        return self.out / FAILED
+
+    def _save_explainer(self, explainer: Explainer, step: int, name: str) -> None:
+        record = {**self._settings.record(), "finished": step}
+        cold = self._settings.training.cold
+        explainer.config = replace(explainer.config, temperature=cold, training=record)
+        explainer.save_pretrained(self.out / name)
+
+
+def _start(out: Path, description: Mapping[str, Any]) -> None:
+    if (out / RUN).exists():
+        raise OutputError(f"{out} holds a run already; continue it with --resume, or choose another folder")
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    _write_json(out / RUN, description)
+
+
+def _check_same(out: Path, description: Mapping[str, Any]) -> None:
+    """Refuses to continue a run with other settings: the result would be neither one's."""
+    try:
+        former = json.loads((out / RUN).read_text(encoding="utf-8"))
+        before = dict(_flat(former))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        raise OutputError(f"{out} holds no run that could be continued") from None
+    remove_partials(out)
+    if not (out / STATE).is_file():
+        raise OutputError(f"the run in {out} was ended before its first save; delete the folder and start anew")
+    now = json.loads(json.dumps(description))
+    for name, value in _flat(now):
+        if before.get(name) != value:
+            raise OutputError(
+                f"the run in {out} has {name}={before.get(name)}, not {value}; give the same settings to continue"
+            )
+
+
+def _read_state(path: Path, device: torch.device) -> dict[str, Any]:
+    """Weights, optimiser and step; a file that is damaged anywhere is refused as a whole."""
+    try:
+        with ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is None:
+            state: dict[str, Any] = torch.load(path, weights_only=True, map_location=device)
+            return state
+    except Exception as error:  # what a damaged archive raises is anybody's guess
+        damaged = type(error).__name__
+    raise OutputError(
+        f"{path} is damaged ({damaged}); start a new run from what was saved beside it: start={path.parent / LAST}"
+    )
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    with writing(path.parent):
+        write_atomically(path, lambda file: file.write(json.dumps(content, indent=1).encode()))
+
+
+def _flat(description: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in description.items():
+        if isinstance(value, dict):
+            yield from _flat(value)
+        else:
+            yield name, value

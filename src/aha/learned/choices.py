@@ -1,0 +1,67 @@
+"""What is drawn for the images of a training step: mirrored or not, which class, which reference.
+
+Each image's choices follow from the run's seed and the image's place in the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aha.learned.seeds import IMAGE, generator_for
+from aha.learned.settings import TrainConfig
+from aha.models import TargetModel
+from aha.perturb.references import Reference
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is drawn for each image of a batch.
+
+    Attributes:
+        flips: mirrored? (b,)
+        kinds: 0 the predicted class, 1 the label, 2 the runner-up (b,).
+        references: which reference (b,).
+        generators: one per image, for the noise.
+    """
+
+    flips: Tensor
+    kinds: Tensor
+    references: Tensor
+    generators: list[torch.Generator]
+
+    @classmethod
+    def drawn(cls, config: TrainConfig, places: Sequence[int]) -> Choices:
+        """The choices that belong to these places of the run."""
+        generators = [generator_for(config.seed, IMAGE, place) for place in places]
+        flips, kinds, references = torch.stack([torch.rand(3, generator=g) for g in generators]).unbind(dim=1)
+        chances = torch.tensor(config.classes).cumsum(dim=0)
+        return cls(
+            (flips < 0.5) & config.flip,
+            torch.searchsorted(chances / chances[-1], kinds.contiguous(), right=True).clamp(max=2),
+            (references * len(config.references)).long(),
+            generators,
+        )
+
+
+def explained_classes(outputs: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
+    """One class (b,) per image: the predicted one, the label (the predicted one, if unknown), or the runner-up."""
+    top = outputs.topk(min(2, outputs.shape[1]), dim=1).indices
+    labels, kinds = labels.to(top.device), kinds.to(top.device)
+    known = torch.where(labels < 0, top[:, 0], labels)
+    return torch.stack([top[:, 0], known, top[:, -1]], dim=1).gather(1, kinds[:, None])[:, 0]
+
+
+def chosen_references(
+    target: TargetModel, pixels: Tensor, classes: Tensor, options: Sequence[Reference], drawn: Tensor
+) -> Tensor:
+    """Each image's reference (b, C, H, W): for image i the option `drawn[i]`."""
+    blanks = torch.empty_like(pixels)
+    for index, reference in enumerate(options):
+        rows = (drawn == index).to(pixels.device)
+        if rows.any():
+            blanks[rows] = reference(target, pixels[rows], classes[rows])
+    return blanks
