@@ -18,7 +18,7 @@ SETTINGS = {"model": "timm:resnet18", "data": "x", "methods": ["gradient"]}
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     plan = Plan(
         "timm:resnet18", 'odd "place"\\here', ("gradient", "smooth(gradient, n=3)"), targets=("top1", "label"), limit=7,
-        maps="float16", weights="w.safetensors", pretrained=False, seed=3,
+        maps="float16", weights="w.safetensors", pretrained=False, seed=3, texts=("a cat; asleep", "a dog"),
     )  # fmt: skip
     (tmp_path / "plan.toml").write_text(as_toml([plan]))
     assert read_plans(tmp_path / "plan.toml") == [plan] == [plan_of(plan.as_dict())]

@@ -44,7 +44,7 @@ class Plan:
         methods: texts of methods.
         metrics: protocols or texts of metrics.
         targets: explained classes: `top1`, `label`, `top5`, ...; each is reported apart.
-        weights, pretrained, img_size, fit, score, precision, engine: as in `aha.load_model`.
+        weights, pretrained, texts, img_size, fit, score, precision, engine: as in `aha.load_model`.
         limit: number of images; a seeded choice of them, which grows when the limit does.
         filter: "mda" keeps images that are classified correctly with at least 60 %, at most 5 per class.
         seed: of the choice of images, of methods and of metrics.
@@ -63,9 +63,10 @@ class Plan:
     targets: tuple[str, ...] = ("top1",)
     weights: str | None = None
     pretrained: bool = True
+    texts: tuple[str, ...] = ()
     img_size: int | None = None
     fit: str | None = None
-    score: str = "softmax"
+    score: str | None = None
     precision: str = "float32"
     engine: str = "eager"
     limit: int | None = None
@@ -143,7 +144,8 @@ def make_plans(settings: Mapping[str, Any], source: str = "the plan") -> list[Pl
 
 def check_plan(plan: Plan) -> Work:
     """Refuses names that nobody knows; needs neither the model nor the data."""
-    load_score(plan.score)
+    if plan.score is not None:
+        load_score(plan.score)
     protocols = tuple(load_protocols(list(dict.fromkeys(plan.metrics))))
     names = [protocol.name for protocol in protocols]
     if len(set(names)) < len(names):
@@ -185,7 +187,7 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-_TEXTS = ("methods", "metrics", "targets")
+_TEXTS = ("methods", "metrics", "targets", "texts")
 _CHOICES = {
     "filter": get_args(Filter),
     "maps": get_args(KeepMaps),
@@ -213,7 +215,7 @@ def _value(name: str, value: Any, source: str) -> Any:
         if type(value) is not bool:
             raise SpecError(f"{source}: {name} is true or false, not {value!r}")
         return value
-    return None if value is None and name == "fit" else _text(value, name, source)
+    return None if value is None and name in ("fit", "score") else _text(value, name, source)
 
 
 def _text(value: Any, name: str, source: str) -> str:

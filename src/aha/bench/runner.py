@@ -222,6 +222,7 @@ def load_planned(plan: Plan, device: str | None = None) -> TargetModel:
         plan.model,
         weights=plan.weights or None,
         pretrained=plan.pretrained,
+        texts=plan.texts or None,
         img_size=plan.img_size,
         fit=cast("Any", plan.fit),  # checked where it is used
         score=plan.score,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aha.cli.limits import check_cost
-from aha.cli.options import MAX_SEED, Debug, Device, Force, Json, Limit, NoPretrained, Quiet
+from aha.cli.options import MAX_SEED, Debug, Device, Force, Json, Limit, NoPretrained, Quiet, Texts
 from aha.cli.reporting import INTERRUPTED, answer, bench_bar, print_json, reported, say_error
 from aha.cli.texts import check_texts, complete_method, complete_metric, complete_model, complete_score
 from aha.core.progress_line import duration
@@ -30,6 +30,7 @@ def bench(
         list[str] | None,
         typer.Option(help="Repeatable; SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model),
     ] = None,
+    text: Texts = None,
     weights: Annotated[list[str] | None, typer.Option(help="Weights file; as many as models, in their order.")] = None,
     data: Annotated[
         str | None,
@@ -103,6 +104,7 @@ def bench(
         given: dict[str, Any] = {
             "model": model,
             "weights": weights,
+            "texts": text,
             "data": data or (f"imagenet:{imagenet}" if imagenet and not is_paper else None),
             "methods": method,
             "metrics": metrics,

@@ -23,6 +23,7 @@ from aha.cli.options import (
     Precision,
     Quiet,
     Seed,
+    Texts,
     Weights,
 )
 from aha.cli.reporting import INTERRUPTED, bench_bar, print_json, reported, say_error
@@ -52,13 +53,17 @@ def evaluate(
         typer.Option(help="Repeatable; a protocol or a metric.", autocompletion=complete_metric, show_default="quick"),
     ] = None,
     target: Annotated[str, typer.Option(help="Explained classes: top1, top5, label, an index or a name.")] = "top1",
+    text: Texts = None,
     weights: Weights = None,
     no_pretrained: NoPretrained = False,
     img_size: ImageSize = None,
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
     score: Annotated[
-        str, typer.Option(help="What is measured, as `aha list scores` shows.", autocompletion=complete_score)
-    ] = "softmax",
+        str | None,
+        typer.Option(
+            help="What is measured, as `aha list scores` shows.", autocompletion=complete_score, show_default="its own"
+        ),
+    ] = None,
     limit: Limit = None,
     precision: Precision = "float32",
     engine: Engine = "eager",
@@ -76,7 +81,7 @@ def evaluate(
     command continues an interrupted run.
     """
     with reported(debug=debug, quiet=quiet):
-        check_texts(models=[model], methods=method or [], metrics=metrics or [], scores=[score])
+        check_texts(models=[model], methods=method or [], metrics=metrics or [], scores=[score] if score else [])
 
         from aha.bench.exports import write_tables
         from aha.bench.plan import make_plans
@@ -95,6 +100,7 @@ def evaluate(
                 "targets": [target],
                 "weights": None if weights is None else str(weights),
                 "pretrained": not no_pretrained,
+                "texts": text or [],
                 "img_size": img_size,
                 "fit": fit,
                 "score": score,

@@ -124,10 +124,11 @@ def explain(
             "precision": precision,
             "engine": engine,
             "batch_size": batch_size,
+            **_stated(text, mean, std, class_names),
         }
         if shards is not None:
-            if card or contrast is not None or class_names is not None or text or mean or std:
-                raise SpecError("shards take no --card, --contrast, --class-names, --text, --mean or --std")
+            if card or contrast is not None:
+                raise SpecError("shards take no --card and no --contrast")
             options |= {"methods": method or [_METHOD], "target": target or "top1", "seed": seed}
             options["form"] = shards
             shared = _into_shards(paths, out, model, options, limit, force=force, quiet=quiet)
@@ -137,7 +138,7 @@ def explain(
         from aha.core.disk import check_writable
         from aha.data.datasets import choose
         from aha.data.targets import class_list
-        from aha.files import FileRun, check_apart, find_pictures, folder_beside, read_class_names
+        from aha.files import FileRun, check_apart, find_pictures, folder_beside
         from aha.learned.engine import launched_share
         from aha.methods import load_method
         from aha.methods.var import Var
@@ -147,12 +148,10 @@ def explain(
             raise SpecError("several processes cannot draw into one folder; add --shards parquet, or start one")
         # What costs nothing is checked first, what needs the model next, and all of it before any work.
         methods = [load_method(text) for text in method or [_METHOD]]
-        names = None if class_names is None else read_class_names(class_names)
         place = folder_beside(paths[0]) if out is None else out
         check_writable(place)
         check_apart(paths, place)
-        stated: dict[str, Any] = {"mean": numbers(mean, "--mean"), "std": numbers(std, "--std"), "texts": text or None}
-        loaded = load_model(model, class_names=names, **options, **stated)
+        loaded = load_model(model, **options)
         if contrast is not None:
             compared = tuple(class_list(contrast, loaded))
             methods = [Var(chosen, classes=compared) for chosen in methods]
@@ -166,6 +165,19 @@ def explain(
             say_error(f"interrupted; {_counts(run)}; the same command continues")
             raise typer.Exit(INTERRUPTED) from None
         _report(run, json=json, quiet=quiet)
+
+
+def _stated(texts: list[str] | None, mean: str | None, std: str | None, class_names: Path | None) -> dict[str, Any]:
+    """What the command says about a model that does not say it itself."""
+    from aha.files import read_class_names
+
+    given = {
+        "texts": texts or None,
+        "mean": numbers(mean, "--mean"),
+        "std": numbers(std, "--std"),
+        "class_names": None if class_names is None else read_class_names(class_names),
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _into_shards(

@@ -28,7 +28,7 @@ Engine = Annotated[
         help="What runs passes without gradients: eager, compiled, onnxruntime, openvino, or auto: the fastest of them."
     ),
 ]
-Texts = Annotated[list[str] | None, typer.Option("--text", help="Repeatable; the classes of a clip: model.")]
+Texts = Annotated[list[str] | None, typer.Option("--text", "--texts", help="Repeatable; the classes of a clip: model.")]
 Mean = Annotated[
     str | None, typer.Option(help="Mean of the normalisation, as 0.5,0.5,0.5; for models that do not say.")
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from aha.cli.options import Debug, Device, ImageSize, Json, NoPretrained, Precision, Quiet, Seed, Weights
+from aha.cli.options import Debug, Device, ImageSize, Json, NoPretrained, Precision, Quiet, Seed, Texts, Weights
 from aha.cli.reporting import INTERRUPTED, answer, print_json, reported, say_error
 from aha.cli.texts import check_texts, complete_method, complete_model, complete_score
 from aha.core.progress_line import duration
@@ -38,13 +38,17 @@ def recommend(
     ] = None,
     target: Annotated[str, typer.Option(help="Explained class: top1, label, an index or a name.")] = "top1",
     limit: Annotated[int | None, typer.Option(min=1, help="Number of images, a seeded choice.")] = None,
+    text: Texts = None,
     weights: Weights = None,
     no_pretrained: NoPretrained = False,
     img_size: ImageSize = None,
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
     score: Annotated[
-        str, typer.Option(help="What is measured, as `aha list scores` shows.", autocompletion=complete_score)
-    ] = "softmax",
+        str | None,
+        typer.Option(
+            help="What is measured, as `aha list scores` shows.", autocompletion=complete_score, show_default="its own"
+        ),
+    ] = None,
     precision: Precision = "float32",
     batch_size: Annotated[int, typer.Option(min=1, help="Most images explained at once.")] = 8,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will cost, and stop.")] = False,
@@ -56,7 +60,7 @@ def recommend(
 ) -> None:
     """Race the methods that fit a model on your own images, within a budget, and say which one to use."""
     with reported(debug=debug, quiet=quiet):
-        check_texts(models=[model], methods=method or [], scores=[score])
+        check_texts(models=[model], methods=method or [], scores=[score] if score else [])
 
         from aha.bench.recommend import outlook, prepare, settle
         from aha.models import load_model
@@ -65,6 +69,7 @@ def recommend(
             model,
             weights=weights,
             pretrained=not no_pretrained,
+            texts=text or None,
             img_size=img_size,
             fit=cast("Any", fit),  # checked where it is used
             score=score,

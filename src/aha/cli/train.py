@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from aha.cli.options import Debug, Device, ImageSize, Json, NoPretrained, Quiet, Weights
+from aha.cli.options import Debug, Device, ImageSize, Json, NoPretrained, Quiet, Texts, Weights
 from aha.cli.reporting import INTERRUPTED, print_json, reported, say_error, training_bar
 from aha.cli.texts import check_texts, complete_model, complete_score
 
@@ -32,12 +32,16 @@ def train(
         Path | None, typer.Option(help="Images to measure on; some of --data are held out by default.")
     ] = None,
     start: Annotated[str | None, typer.Option(help="Explainer to start from, a folder or hub repository.")] = None,
+    text: Texts = None,
     weights: Weights = None,
     no_pretrained: NoPretrained = False,
     img_size: ImageSize = None,
     score: Annotated[
-        str, typer.Option(help="What is optimised, as `aha list scores` shows.", autocompletion=complete_score)
-    ] = "softmax",
+        str | None,
+        typer.Option(
+            help="What is optimised, as `aha list scores` shows.", autocompletion=complete_score, show_default="its own"
+        ),
+    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(help="float32, bfloat16 or float16 for the frozen networks.", show_default="bfloat16 on a GPU"),
@@ -59,7 +63,7 @@ def train(
     Runs as it is on one device, and under `accelerate launch` or `torchrun` on many.
     """
     with reported(debug=debug, quiet=quiet):
-        check_texts(models=[model], scores=[score])
+        check_texts(models=[model], scores=[score] if score else [])
 
         from aha.core.disk import check_writable
         from aha.learned.engine import launched_device
@@ -67,7 +71,6 @@ def train(
         from aha.learned.training import BEST, METRICS
         from aha.learned.training import train as run
         from aha.models import load_model
-        from aha.models.scores import load_score
         from aha.models.sources import default_device
 
         given = [] if batch_size is None else [f"batch_size={batch_size}"]
@@ -78,8 +81,9 @@ def train(
             model,
             weights=weights,
             pretrained=not no_pretrained,
+            texts=text or None,
             img_size=img_size,
-            score=load_score(score),
+            score=score,
             device=place,
             precision=cast("Any", precision) or ("bfloat16" if str(place).startswith("cuda") else "float32"),
         )
