@@ -1,9 +1,11 @@
 """Draws `images/gallery.jpg` and writes `results/gallery.csv`: one photograph, all methods, with scores and cost.
 
-    python docs/draw_gallery.py [PHOTOGRAPH] [--model SPEC] [--weights FILE]
+    python docs/draw_gallery.py [PHOTOGRAPH] [--model SPEC] [--weights FILE] [--method METHOD]... [--kept FOLDER]
 
 Without arguments the photograph comes with scikit-image and the network is the demo's. Methods that do not fit the
-network are left out; those that ask it thousands of times are asked for less, as their texts say.
+network are left out; those that ask it thousands of times are asked for less, as their texts say. Each method's row and
+map are kept as soon as they are there: a run that was stopped goes on where it was, and one after a training computes
+only what the training changed.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,11 +23,13 @@ import torch
 from PIL import Image
 
 import aha
-from aha.data.batches import iter_batches
+from aha.api import UPSAMPLING
+from aha.core.disk import result_key, write_atomically
+from aha.data.batches import Batch, iter_batches
 from aha.demo import MODEL, photographs
 from aha.drawing.render import contact_sheet
 from aha.errors import AhaError
-from aha.methods import list_methods
+from aha.methods import list_methods, load_method
 from aha.metrics import Case, Sample
 from aha.metrics.ins_del import InsDel
 from aha.models import TargetModel
@@ -34,7 +39,9 @@ from aha.results.gallery import overlay, window
 
 DOCS = Path(__file__).parent
 SHEET, TABLE = DOCS / "images" / "gallery.jpg", DOCS / "results" / "gallery.csv"
+KEPT = DOCS.parent / "runs" / "gallery"
 PROTOCOL = InsDel(steps=10)
+SEED = 0
 CELL, COLUMNS = 210, 6
 # Texts in place of names: wrappers need something inside, and some methods would take minutes.
 TEXTS = {
@@ -42,13 +49,13 @@ TEXTS = {
     "extremal_perturbation": ("extremal_perturbation(steps=40)",),
     "gradient_shap": ("gradient_shap(n=20)",),
     "integrated_gradients": ("integrated_gradients(steps=20)",),
-    "kernel_shap": (),
-    "lime": ("lime(n=200)",),
-    "mda": (),
+    "kernel_shap": ("kernel_shap(n=300, parts=patches(grid=7))",),
+    "lime": ("lime(n=300, parts=patches(grid=7))",),
+    "mda": ("mda(grid=7, screen=4)",),
     "occlusion": ("occlusion(window=32, stride=16)",),
     "rise": ("rise(n=400)",),
-    "search": (),
-    "shapley_sampling": ("shapley_sampling(orders=2)",),
+    "search": ("search(budget=300)",),
+    "shapley_sampling": ("shapley_sampling(orders=6)",),
     "smooth": ("smooth(gradient)",),
     "var": ("var(grad_cam)",),
 }
@@ -73,34 +80,69 @@ def texts_for(model: TargetModel) -> list[str]:
 
 
 def draw(
-    model: TargetModel, photograph: Path, methods: Sequence[str], sheet: Path, table: Path, protocol: InsDel = PROTOCOL
+    model: TargetModel,
+    photograph: Path,
+    methods: Sequence[str],
+    *,
+    sheet: Path = SHEET,
+    table: Path = TABLE,
+    kept: Path = KEPT,
+    protocol: InsDel = PROTOCOL,
 ) -> list[Found]:
     """Explains the photograph's top class by every method, best first; writes the sheet and the table."""
     (batch,) = iter_batches(model, photograph, batch_size=1)
-    sample = Sample(model, batch.subjects[0].name, batch.inputs[0].to(model.device))
-    rows: list[tuple[Found, Image.Image]] = []
+    _ = model.structure()  # found now, so that the first method does not pay for it
+    kept.mkdir(parents=True, exist_ok=True)
+    rows = []
     for text in methods:
-        before, started = model.passes.copy(), time.perf_counter()
         try:
-            explanation = aha.explain(model, batch, text, "top1", progress=False)
+            place = kept / _key(model, photograph, text, protocol)
+            found, picture = _kept(place) or _measured(model, batch, text, protocol, place)
         except AhaError as error:
-            print(f"{text}: {error}")
+            print(f"{text}: {error}", flush=True)
             continue
-        seconds = time.perf_counter() - started
-        spent = {kind: model.passes[kind] - before[kind] for kind in ("forward", "backward")}
-        case = Case(sample, int(explanation.targets[0]), explanation.maps[0].to(model.device), text)
-        curves = average_curves(list(reference_curves(case, protocol).values()))
-        fractions = torch.tensor(curves.fractions)
-        areas = (float(area(fractions, torch.tensor(heights))) for heights in (curves.deletion, curves.insertion))
-        found = Found(text, curves.ins_del, *areas, seconds, spent["forward"], spent["backward"])
-        rows.append((found, overlay(explanation)))
-        print(f"{text}: Ins-Del {found.ins_del:.3f}, {seconds:.1f} s, {spent['forward']} + {spent['backward']} passes")
+        rows.append((found, picture))
+        print(f"{text}: Ins-Del {found.ins_del:.3f}, {found.forward} + {found.backward} passes", flush=True)
     rows.sort(key=lambda row: -row[0].ins_del)
     first = batch.subjects[0]
     seen = first.image.convert("RGB").crop(window(first))
-    _write_sheet([("the photograph", seen), *((f"{f.method}  {f.ins_del:.2f}", p) for f, p in rows)], sheet)
+    _write_sheet([("the photograph", seen), *((f"{f.ins_del:.2f}  {f.method}", p) for f, p in rows)], sheet)
     _write_table([found for found, _ in rows], table)
     return [found for found, _ in rows]
+
+
+def _key(model: TargetModel, photograph: Path, text: str, protocol: InsDel) -> str:
+    """By all that a row depends on; another training of an explainer makes another row."""
+    method = load_method(text).fingerprint(model)
+    who = (aha.__version__, model.spec, model.digest, UPSAMPLING)
+    return result_key(*who, photograph.read_bytes().hex(), text, method, protocol.in_full(), SEED)
+
+
+def _kept(place: Path) -> tuple[Found, Image.Image] | None:
+    """A row of an earlier run; its picture is written first, so that a row has one."""
+    row = place.with_suffix(".json")
+    if not row.is_file():
+        return None
+    with Image.open(place.with_suffix(".png")) as picture:
+        return Found(**json.loads(row.read_text(encoding="utf-8"))), picture.copy()
+
+
+def _measured(model: TargetModel, batch: Batch, text: str, protocol: InsDel, place: Path) -> tuple[Found, Image.Image]:
+    before, started = model.passes.copy(), time.process_time()
+    explanation = aha.explain(model, batch, text, "top1", seed=SEED, progress=False)
+    seconds = time.process_time() - started  # of the processor: another process beside this one changes little
+    spent = {kind: model.passes[kind] - before[kind] for kind in ("forward", "backward")}
+    spent["forward"] -= 1  # which class it is, was asked once, whatever the method
+    sample = Sample(model, batch.subjects[0].name, batch.inputs[0].to(model.device))
+    case = Case(sample, int(explanation.targets[0]), explanation.maps[0].to(model.device), text, seed=SEED)
+    curves = average_curves(list(reference_curves(case, protocol).values()))
+    fractions = torch.tensor(curves.fractions)
+    areas = (float(area(fractions, torch.tensor(heights))) for heights in (curves.deletion, curves.insertion))
+    found = Found(text, curves.ins_del, *areas, seconds, spent["forward"], spent["backward"])
+    picture = overlay(explanation)
+    write_atomically(place.with_suffix(".png"), lambda file: picture.save(file, format="PNG"))
+    write_atomically(place.with_suffix(".json"), lambda file: file.write(json.dumps(asdict(found)).encode()))
+    return found, picture
 
 
 def _write_sheet(cells: Sequence[tuple[str, Image.Image]], path: Path) -> None:
@@ -137,13 +179,20 @@ def _write_table(rows: Sequence[Found], path: Path) -> None:
 
 def main() -> None:
     """As the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photograph", nargs="?", type=Path, default=None)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--weights", default=None)
+    parser.add_argument("--method", action="append", default=None, help="these alone; again and again")
+    parser.add_argument("--sheet", type=Path, default=SHEET)
+    parser.add_argument("--table", type=Path, default=TABLE)
+    parser.add_argument("--kept", type=Path, default=KEPT, help="where rows are kept between runs")
     given = parser.parse_args()
+    torch.set_num_threads(1)
     model = aha.load_model(given.model, weights=given.weights, batch_size=16)
-    draw(model, given.photograph or photographs(["coffee.png"])[0], texts_for(model), SHEET, TABLE)
+    photograph = given.photograph or photographs(["coffee.png"])[0]
+    methods = given.method or texts_for(model)
+    draw(model, photograph, methods, sheet=given.sheet, table=given.table, kept=given.kept)
 
 
 if __name__ == "__main__":
