@@ -11,16 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor
 
+from aha.learned.lapsum import soft_masks_lapsum
 from aha.learned.ordering import gumbel_noise, soft_masks_binned, soft_masks_full, standardised
 from aha.learned.regions import Regions
 from aha.models import TargetModel
 from aha.perturb.perturbation import blend
+
+Order = Literal["binned", "full", "lapsum"]
 
 _LEAST = 1e-3  # about the probability below which little is told apart: it bounds the logarithm's slope
 
@@ -39,7 +43,7 @@ class ObjectiveConfig:
         iterations: of Sinkhorn.
         noise: scale of the Gumbel noise on `L / tau` in training; 0 switches it off.
         literal_noise: the paper's `(L + G) / tau`, in which unit noise swamps L.
-        binned: the K x (S + 1) form of the soft order instead of the K x K one.
+        order: form of the soft order: "binned", K x (S + 1) numbers; "full", the paper's K x K; "lapsum", closed form.
     """
 
     deletion: float = 1.0
@@ -50,7 +54,7 @@ class ObjectiveConfig:
     iterations: int = 20
     noise: float = 0.3
     literal_noise: bool = False
-    binned: bool = True
+    order: Order = "binned"
 
 
 def soft_masks(
@@ -63,13 +67,28 @@ def soft_masks(
 ) -> Tensor:
     """Soft top-k masks (B, S, K) of the regions of maps (B, H, W); noisy if given one generator per image."""
     scores = standardised(regions.pool(maps.float()))  # (B, K)
-    shape = (regions.count, len(counts) + 1 if config.binned else regions.count)
-    noise = None
-    if generators is not None and config.noise:
-        scale = config.noise / temperature if config.literal_noise else config.noise
-        noise = scale * torch.stack([gumbel_noise(shape, generator, scores) for generator in generators])
-    make = soft_masks_binned if config.binned else soft_masks_full
-    return make(scores, counts.to(scores.device), temperature, noise=noise, iterations=config.iterations)
+    counts = counts.to(scores.device)
+    noise = _noise(scores, len(counts), temperature, config, generators)
+    if config.order == "lapsum":
+        return soft_masks_lapsum(scores, counts, temperature, noise=None if noise is None else noise[..., 0])
+    make = soft_masks_binned if config.order == "binned" else soft_masks_full
+    return make(scores, counts, temperature, noise=noise, iterations=config.iterations)
+
+
+def _noise(
+    scores: Tensor,
+    steps: int,
+    temperature: float,
+    config: ObjectiveConfig,
+    generators: Sequence[torch.Generator] | None,
+) -> Tensor | None:
+    """Gumbel noise (B, K, J) for the J columns of the chosen form."""
+    if generators is None or not config.noise:
+        return None
+    regions = scores.shape[-1]
+    columns = {"binned": steps + 1, "full": regions, "lapsum": 1}[config.order]
+    scale = config.noise / temperature if config.literal_noise else config.noise
+    return scale * torch.stack([gumbel_noise((regions, columns), generator, scores) for generator in generators])
 
 
 def objective(

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from aha.errors import SpecError
-from aha.learned.loss import ObjectiveConfig
+from aha.learned.loss import ObjectiveConfig, Order
 from aha.learned.regions import GRID_SIZES
 from aha.perturb.references import Black, Blur, Mean, Reference, load_reference
 
@@ -192,7 +192,7 @@ def _changed(settings: Settings, name: str, value: Any) -> Settings:
     raise SpecError(f"no setting {name!r}; there are {', '.join(known)}")
 
 
-_CHOICES = {"conditioning": get_args(Conditioning), "evidence": get_args(Evidence)}
+_CHOICES = {"conditioning": get_args(Conditioning), "evidence": get_args(Evidence), "order": get_args(Order)}
 
 
 # Where zero means nothing, or would be divided by.
