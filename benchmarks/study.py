@@ -8,7 +8,7 @@ Protocol `quick`: Deletion, Insertion and Ins-Del with hard pixel masks in 32 st
 blur, predicted class. Every method is judged on 100 photographs; those whose maps take fewer than 60 passes on 200;
 `search`, the measure of what is possible, on 50. The photographs are a seeded choice, a smaller one being part of a
 larger one, so that methods are compared on common ones. The same command continues what was interrupted, and does
-nothing where all is done.
+nothing where all is done. `--only METHOD`, as often as wanted, runs these first.
 
 The names of published tables run their plan (`aha bench paper:NAME`) on the one network of it whose weights are at
 hand, with 32 steps in place of 224.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -128,14 +128,22 @@ def study_methods(model: str) -> tuple[str, ...]:
     return (*COMMON, *(VIT if is_vit else CNN), *(SLOW_VIT if is_vit else SLOW_CNN), *SLOW)
 
 
-def run_study(model: str, plan: Plan, out: Path, *, images: int, more: int, searched: int) -> None:
-    """All methods on `images` photographs, one after the other; then the cheap ones on `more`, and the search."""
+def run_study(
+    model: str, plan: Plan, out: Path, *, images: int, more: int, searched: int, only: Sequence[str] = ()
+) -> None:
+    """All methods on `images` photographs, one after the other; then the cheap ones on `more`, and the search.
+
+    With `only`, just these methods, on `images`.
+    """
     loaded = load_planned(plan)
 
     def judge(methods: Iterable[str], limit: int) -> None:
         for method in methods:
             run(replace(plan, methods=(method,), limit=limit), out, model=loaded)
 
+    if only:
+        judge(only, images)
+        return
     wanted = check_plan(replace(plan, methods=(*study_methods(model), *SEARCHED)))
     fitting = [str(method) for method in fitted(wanted, loaded, optional=True).methods]
     searches = [str(load_method(text)) for text in SEARCHED]
@@ -174,6 +182,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=100, help="photographs for every method")
     parser.add_argument("--more", type=int, default=200, help="photographs for cheap methods, and for published tables")
     parser.add_argument("--searched", type=int, default=50, help="photographs for the search")
+    parser.add_argument("--only", action="append", default=[], metavar="METHOD", help="these methods, on --images")
     parser.add_argument("--metrics", default="quick")
     parser.add_argument("--precision", default="float32")
     args = parser.parse_args()
@@ -192,7 +201,8 @@ def main() -> None:
     if is_table:
         run_table(args.what, plan, args.runs / args.what)
     else:
-        run_study(args.what, plan, args.runs / args.what, images=args.images, more=args.more, searched=args.searched)
+        sizes = {"images": args.images, "more": args.more, "searched": args.searched}
+        run_study(args.what, plan, args.runs / args.what, **sizes, only=args.only)
 
 
 if __name__ == "__main__":
