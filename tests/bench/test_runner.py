@@ -12,8 +12,10 @@ from worlds import cells_of, count_lines, tiny_model
 import aha
 from aha.bench import merge_runs, read_run
 from aha.bench.plan import Plan
-from aha.bench.runner import BenchRun
+from aha.bench.runner import ENGINES, BenchRun
+from aha.core.ledger import sound_lines
 from aha.data.labelled import find_labelled, read_mask
+from aha.errors import DamageWarning
 from fakes import Boom, changes, snapshot
 
 
@@ -188,3 +190,20 @@ def test_changed_truth_is_measured_again_and_other_cells_are_not(plan: Plan, dat
     run(plan, tmp_path / "run")
     cells = cells_of(tmp_path / "run").values()
     assert len(cells) == 24 and {c["label"] for c in cells if c["image"] == "02.png"} == {3}
+
+
+def test_what_ran_the_passes_is_noted_once_and_again_where_the_note_is_damaged(plan: Plan, tmp_path: Path) -> None:
+    """A digit of the note is changed, so that it can still be read."""
+    plan, out = replace(plan, engine="auto"), tmp_path / "run"
+    path = out / ENGINES
+
+    def noted() -> list[dict[str, object]]:
+        BenchRun(plan, out, model=tiny_model(engine="auto")).run()
+        return [line.record() for line in sound_lines([path])]
+
+    first = noted()
+    assert [(entry["engine"], entry["engine_asked"]) for entry in first] == [("eager", "auto")]
+    assert noted() == first
+    path.write_bytes(path.read_bytes().replace(b'"process":0', b'"process":7'))
+    with pytest.warns(DamageWarning, match="line 1 is damaged"):
+        assert noted() == first

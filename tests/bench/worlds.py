@@ -15,10 +15,9 @@ from fakes import CLASSES, SIZE, TinyCNN, randomised
 TIMES = ("seconds", "picture")
 
 
-def tiny_model() -> TargetModel:
-    return load_model(
-        randomised(TinyCNN()).eval(), input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3, fit="squash", batch_size=8
-    )
+def tiny_model(**options: Any) -> TargetModel:
+    settings: dict[str, Any] = {"input_size": SIZE, "mean": [0.5] * 3, "std": [0.5] * 3, "fit": "squash"}
+    return load_model(randomised(TinyCNN()).eval(), batch_size=8, **settings, **options)
 
 
 def make_data(folder: Path, count: int) -> Path:

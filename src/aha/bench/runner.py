@@ -6,7 +6,6 @@ computes only that. Cells do not depend on each other, on the batch or on the pr
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -21,17 +20,19 @@ from aha.bench.saved import SavedMaps, find_saved
 from aha.bench.scoring import Line, Scoring, Sink
 from aha.bench.store import ROWS, Store, current_keys, read_plans_of
 from aha.bench.subjects import Subjects
-from aha.core.disk import check_writable, versions, writing
+from aha.core.disk import check_writable, result_key, versions
+from aha.core.ledger import Ledger
 from aha.data.datasets import BenchImage
 from aha.errors import MetricError, OutputError, SpecError
 from aha.learned.engine import launched_device, launched_share, parts_of
 from aha.models import TargetModel, load_model
 
 ENGINES = "engines.jsonl"
-"""What ran the passes of each part of a run, where that was not the model itself."""
+"""What ran the passes of each part of a run, where that was not the model itself: a ledger."""
 OLD_RECORD = "evaluation.json"
 """What earlier versions of `aha evaluate` wrote instead of plans and rows."""
 _SYNC_SECONDS = 2.0
+_LOCK_SECONDS = 60.0  # processes that end together wait for each other
 
 
 class Step(NamedTuple):
@@ -173,9 +174,10 @@ class BenchRun:
     def _note_engine(self) -> None:
         """Adds what ran the passes, and how far it moved probabilities, to the run's record of that."""
         if facts := self.model.engine_facts:
-            entry = {"model": self.model.spec, "digest": self.model.digest, "process": self._share[0], **facts}
-            with writing(self.out), (self.out / ENGINES).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+            about = {"model": self.model.spec, "digest": self.model.digest, "process": self._share[0]}
+            key = f"{result_key(*about.values())[:16]}-{result_key(*facts.values())}"
+            with Ledger(self.out / ENGINES, self.out, wait=_LOCK_SECONDS) as engines:
+                engines.add([{"key": key, **about, **facts}])
 
     def settings(self) -> dict[str, Any]:
         """What all numbers of a model in one folder have in common: a mean over several of them would mean nothing."""
