@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import warnings
@@ -17,8 +18,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 import aha
+from aha.core.quiet import without_warnings
 from aha.data.images import read_image
+from aha.learned.explainer import Explainer
+from aha.learned.export import export_onnx
+from aha.learned.settings import Design
 from aha.models import load_model
+from aha.models.copies import make_copy
 from aha.models.randomness import OwnNumbers
 from fakes import CLASSES, SIZE, TinyCNN, changes, plain_module, randomised, snapshot, surroundings, tiny_vit
 
@@ -147,13 +153,43 @@ def test_no_call_changes_the_filters_of_warnings(
         part.register_full_backward_hook(lambda *_: None)
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "a.png")
     torch.save(module.state_dict(), tmp_path / "a.pth")
+    plain = randomised(TinyCNN()).eval()
+    target = load_model(plain, input_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)
+    explainer = Explainer.for_target(target, Design(stride=8, width=16, evidence="forward")).eval()
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the filters of warnings were changed")
 
-    monkeypatch.setattr(warnings, "filterwarnings", refuse)
-    monkeypatch.setattr(warnings, "simplefilter", refuse)
-    for method in ("gradient", "grad_cam", "legrad", "attention_ig", "ixg_plus"):
-        aha.explain(module, images[:1], method, target=random.randrange(CLASSES))
-    read_image(tmp_path / "a.png")
-    aha.models.weights.read_weights(f"torch:{tmp_path}/a.pth")
+    with monkeypatch.context() as patch:  # pytest changes them itself, when this is over
+        for name in ("filterwarnings", "simplefilter", "catch_warnings"):
+            patch.setattr(warnings, name, refuse)
+        for method in ("gradient", "grad_cam", "legrad", "attention_ig", "ixg_plus"):
+            aha.explain(module, images[:1], method, target=random.randrange(CLASSES))
+        read_image(tmp_path / "a.png")
+        aha.models.weights.read_weights(f"torch:{tmp_path}/a.pth")
+        export_onnx(explainer, target, tmp_path / "a.onnx")
+        make_copy("onnxruntime", plain, None, images)
+
+
+def test_warnings_are_hushed_in_one_thread_alone() -> None:
+    """Here every warning is an error, and another thread goes on meeting them, and adding filters that stay."""
+    seen: list[str] = []
+
+    def elsewhere() -> None:
+        with contextlib.suppress(UserWarning):
+            warnings.warn("elsewhere", stacklevel=1)
+            seen.append("not hushed")
+        warnings.filterwarnings("ignore", "of another thread")
+
+    with without_warnings(), without_warnings():
+        warnings.warn("here", stacklevel=1)
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join()
+    warnings.warn("of another thread", stacklevel=1)
+    assert seen == []
+    with pytest.raises(UserWarning, match="here again"):
+        warnings.warn("here again", stacklevel=1)
+    warnings.filterwarnings("error", "in front")
+    with without_warnings():
+        warnings.warn("in front of ours", stacklevel=1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from aha.core.disk import write_atomically, writing
+from aha.core.quiet import without_warnings
 from aha.errors import MissingExtra, ModelError
 from aha.learned.explainer import Explainer
 from aha.models import TargetModel
@@ -56,8 +56,8 @@ def export_onnx(explainer: Explainer, target: TargetModel, file: str | Path) -> 
     classes = torch.tensor([0, target.num_classes - 1])
     _ = target.structure(), target.class_vectors  # found now: not part of the graph
     portable = Portable(explainer, target).eval()
-    with writing(file), torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Python numbers in the graph: sizes, which are meant to be constant
+    # The exporter warns of Python numbers in the graph: sizes, which are meant to be constant.
+    with writing(file), torch.no_grad(), torch.random.fork_rng(devices=[]), without_warnings():
         write_atomically(
             file,
             lambda partial: torch.onnx.export(

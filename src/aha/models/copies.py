@@ -9,7 +9,6 @@ Shapes: inputs (B, C, H, W), outputs (B, K).
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aha.core.quiet import without_warnings
 from aha.errors import MissingExtra, ModelError
 from aha.models.outputs import OutputReader, read_outputs
 
@@ -77,8 +77,7 @@ def usable_engines(device: torch.device) -> list[str]:
 def make_copy(engine: str, module: nn.Module, output: OutputReader, example: Tensor) -> FastCopy:
     """A copy of the module for inputs like `example` (B, C, H, W), run once; raises whatever goes wrong."""
     private = _Readout(copy.deepcopy(module), output).eval().requires_grad_(False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of exporters and compilers about the network: the check of outputs will tell
+    with without_warnings():  # of exporters and compilers about the network: the check of outputs will tell
         return _MAKERS[engine](private, example.contiguous())
 
 
