@@ -138,10 +138,22 @@ def test_what_is_no_explainer_is_refused_in_one_line(explainer: Explainer, tmp_p
     (folder / "config.json").write_text(json.dumps(wider))
     with pytest.raises(WeightsError):
         Explainer.from_pretrained(folder)
+    del config["weights_sha256"]  # as in explainers of earlier versions
     (folder / "config.json").write_text(json.dumps(config))
+    assert Explainer.from_pretrained(folder).digest == explainer.digest
     (folder / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(WeightsError, match="cannot be read"):
         Explainer.from_pretrained(folder)
+
+
+def test_a_changed_byte_of_the_weights_is_noticed(explainer: Explainer, tmp_path: Path) -> None:
+    """The last byte is one of a number: the file can be read as before, and says something else."""
+    file = explainer.save_pretrained(tmp_path / "e") / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(WeightsError, match=r"model\.safetensors is damaged") as caught:
+        Explainer.from_pretrained(tmp_path / "e")
+    assert "\n" not in str(caught.value)
 
 
 def test_an_embedding_stands_in_where_there_is_no_linear_classifier(

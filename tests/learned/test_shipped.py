@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,8 @@ def test_it_is_small_in_half_precision_and_measured(folder: Path) -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) < 2e6
     with safe_open(folder / "model.safetensors", "pt") as weights:
         assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.float16}  # noqa: SIM118
+    checksum = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert json.loads((folder / "config.json").read_text())["weights_sha256"] == checksum
     config = Explainer.from_pretrained(folder).config
     assert config.target_digest == folder.name
     assert config.scores["ins_del"] > 0 and abs(sum(config.response) - 1) < 1e-3

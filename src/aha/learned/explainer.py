@@ -2,12 +2,14 @@
 
 folder/
   model.safetensors     decoder, and the class embedding if there is one; never the encoder
-  config.json           target and its digest, encoder, sizes, preprocessing, training settings, measured scores
+  config.json           target and its digest, encoder, sizes, preprocessing, training settings, measured scores,
+                        and the SHA-256 of the weights
   README.md             model card
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ from typing import Any, Literal, Self
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from aha import __version__
@@ -36,6 +38,8 @@ from aha.models.weights import check_weights, load_weights, state_digest
 
 Conditioning = Literal["head", "embedding"]  # as built: "auto" is decided
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+CHECKSUM = "weights_sha256"
+"""Of the config: what the file of weights must have."""
 _LEVELS = 4
 
 
@@ -266,9 +270,11 @@ class Explainer(nn.Module):
         """Writes weights, config and model card; returns the folder. Half precision halves the size."""
         folder = Path(folder)
         state = {name: value.detach().cpu().to(dtype).contiguous() for name, value in self.state_dict().items()}
+        weights = save(state)
+        config = {**asdict(self.config), CHECKSUM: hashlib.sha256(weights).hexdigest()}
         content = {
-            WEIGHTS: save(state),
-            CONFIG: json.dumps(asdict(self.config), indent=1).encode(),
+            WEIGHTS: weights,
+            CONFIG: json.dumps(config, indent=1).encode(),
             CARD: model_card(self.config).encode(),
         }
         with writing(folder):
@@ -282,8 +288,10 @@ class Explainer(nn.Module):
         """An explainer from a folder, or from a repository of the Hugging Face hub."""
         folder = Path(source) if Path(source).is_dir() else _download(str(source))
         try:
-            config = _read_config(read_json(folder / CONFIG))
-            weights = load_file(folder / WEIGHTS)
+            found = read_json(folder / CONFIG)
+            expected = found.pop(CHECKSUM, None) if isinstance(found, dict) else None
+            config = _read_config(found)
+            weights = _read_weights(folder / WEIGHTS, expected)
         except FileNotFoundError as error:
             raise ModelError(f"{folder} is not an explainer: it has no {Path(str(error.filename)).name}") from None
         except (SpecError, OSError, SafetensorError) as error:
@@ -383,6 +391,14 @@ def _read_config(found: Any) -> ExplainerConfig:
     if len(config.decoder.evidence) not in (0, len(config.stages)):
         raise SpecError(f"{len(config.stages)} stages do not fit evidence at {len(config.decoder.evidence)} levels")
     return config
+
+
+def _read_weights(path: Path, expected: object) -> dict[str, Tensor]:
+    """The tensors of a file, which has the SHA-256 that is expected; explainers of earlier versions state none."""
+    content = path.read_bytes()
+    if expected is not None and hashlib.sha256(content).hexdigest() != expected:
+        raise SpecError(f"{path.name} is damaged, or not the file that {CONFIG} was saved with; get both anew")
+    return load(content)
 
 
 def _download(repository: str) -> Path:
