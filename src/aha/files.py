@@ -17,7 +17,7 @@ from torch import Tensor
 from aha import __version__
 from aha.api import UPSAMPLING, explain
 from aha.core.disk import MANIFEST, result_key
-from aha.core.progress import Listener, heard_by, in_parts
+from aha.core.progress import Listener, heard_by, in_shares
 from aha.data.batches import Batch, Subject
 from aha.data.datasets import BenchImage, content_digest, find_data
 from aha.data.images import read_image
@@ -85,6 +85,7 @@ class FileRun:
 
     Attributes:
         pending: names of the images that are not finished yet; some of their maps may be.
+        maps_per_image: number of classes that are explained of each image.
         done: images explained by this run.
         skipped: images that an earlier run had finished.
         failures: images that could not be read.
@@ -110,7 +111,9 @@ class FileRun:
                 f"{len(model.class_names)} class names for the {model.num_classes} classes of {model.spec}"
             )
         self._model, self._methods, self._target, self._seed = model, list(dict.fromkeys(methods)), target, seed
-        self._maps_per_image = _count_classes(target, model, images)
+        # By what they say they cost: a quick method must not look like half of the work.
+        self._costs = [method.cost(model, model.stated_preprocessing().size).passes for method in self._methods]
+        self.maps_per_image = _count_classes(target, model, images)
         self._with_card = card
         self.cards: list[tuple[str, str, str, str]] = []
         settings = self._settings()
@@ -144,7 +147,7 @@ class FileRun:
                         stack.callback(lambda: self._results.note(self._model.engine_facts))
                         opened = True
                     with heard_by(_since_last_time(on_progress, len(images))):
-                        for method in in_parts(self._methods):
+                        for method in in_shares(self._methods, self._costs):
                             self._explain(images, batch, method)
                     self.done += len(images)
                 if not opened and not self._results.is_listed():
@@ -186,7 +189,7 @@ class FileRun:
         cards = zip(explanation.subjects, explanation.labels, explanation.cards, strict=False)  # none unless asked for
         self.cards += [(subject.name, str(method), label, card.sentence) for subject, label, card in cards]
         for index in range(len(explanation)):
-            image, rank = divmod(index, self._maps_per_image)
+            image, rank = divmod(index, self.maps_per_image)
             self._results.add(explanation.item(index, self._key(images[rows[image]], method, rank)))
 
     def _is_finished(self, image: BenchImage) -> bool:
@@ -195,7 +198,7 @@ class FileRun:
     def _has_maps(self, image: BenchImage, method: Method) -> bool:
         if not self._results.knows(image.id):  # then nothing has to be read to know it
             return False
-        return all(self._results.has(self._key(image, method, rank)) for rank in range(self._maps_per_image))
+        return all(self._results.has(self._key(image, method, rank)) for rank in range(self.maps_per_image))
 
     def _key(self, image: BenchImage, method: Method, rank: int) -> str:
         work = result_key(image.id, method, self._target, rank)[:16]

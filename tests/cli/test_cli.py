@@ -15,7 +15,11 @@ from PIL import Image
 
 import aha
 from aha import files
+from aha.cli import outlook
 from aha.cli.reporting import progress_bar
+from aha.cli.time_left import seconds_left
+from aha.methods import load_method
+from aha.models import load_model
 from command_line import MODEL, assert_refused, items, picture, pictures, run
 
 # Start
@@ -142,6 +146,31 @@ def test_progress_is_drawn_on_terminals_only(
     drawn = capsys.readouterr().err
     assert "explaining" in drawn
     assert "2/4" in drawn
+
+
+def test_the_time_left_is_said_before_the_work_says_anything(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_bar("explaining", 4, shown=True, expected=lambda: 7200.0):
+        pass
+    assert "2.0 h left" in capsys.readouterr().err
+
+
+def test_the_pace_of_the_work_takes_over_from_what_was_expected() -> None:
+    assert seconds_left(0, 10, None) is None
+    assert seconds_left(0, 10, 60) == 50
+    assert seconds_left(0, 90, 60) == 0  # longer than expected, and not a word yet
+    assert seconds_left(0.5, 90, 60) == 90
+    assert seconds_left(0.025, 10, 60) == pytest.approx((390 + 50) / 2)  # half of each
+
+
+def test_the_outlook_grows_with_maps_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlook, "_seconds_of_a_pass", lambda model: 0.5)
+    model = load_model("timm:test_resnet", pretrained=False)
+    methods = [load_method("gradient"), load_method("rise(n=100)")]
+    assert outlook.expected_seconds(methods, model, 3) == 3 * (2 + 100) * 0.5
 
 
 @pytest.mark.parametrize("option", [("--batch-size", "0"), ("--img-size", "-3"), ("--seed", "-1"), ("--nonsense", "1")])

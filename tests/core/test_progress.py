@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import aha
-from aha.core.progress import heard_by, in_parts, part
+from aha.core.progress import heard_by, in_parts, in_shares, part
 from aha.methods import load_method
 from aha.models import load_model
 from fakes import CLASSES, SIZE, changes, randomised, snapshot, surroundings, tensor_state
@@ -115,3 +115,12 @@ def test_the_maps_do_not_depend_on_who_listens(model: nn.Module, images: Tensor)
     method = load_method("rise(n=20)")
     silent = aha.explain(model, images, method).maps
     assert torch.equal(aha.explain(model, images, method, progress=lambda share: None).maps, silent)
+
+
+def test_dear_parts_are_larger_shares() -> None:
+    told: list[float] = []
+    with heard_by(told.append):
+        for item in in_shares("ab", [1, 9]):
+            if item == "b":
+                list(in_parts("wxy"))
+    assert told == pytest.approx([0, 0.1, 0.4, 0.7, 1])

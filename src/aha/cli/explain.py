@@ -28,6 +28,7 @@ from aha.cli.options import (
     Weights,
     numbers,
 )
+from aha.cli.outlook import expected_seconds
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
 from aha.cli.texts import check_texts, complete_method, complete_model, complete_score
 from aha.errors import SpecError
@@ -158,8 +159,12 @@ def explain(
         check_cost(methods, loaded, force=force)
         pictures = choose(find_pictures(paths, place, loaded), limit, seed)
         run = FileRun(loaded, pictures, methods, target or contrast or "top1", place, seed=seed, card=card)
+
+        def expected() -> float:
+            return expected_seconds(methods, loaded, run.maps_per_image * len(run.pending))
+
         try:
-            with progress_bar("explaining", len(run.pending), shown=not quiet) as advance:
+            with progress_bar("explaining", len(run.pending), shown=not quiet, expected=expected) as advance:
                 run.run(batch_size, advance)
         except KeyboardInterrupt:
             say_error(f"interrupted; {_counts(run)}; the same command continues")
@@ -201,7 +206,12 @@ def _into_shards(
     run = ShardRun(place, model, **{**options, "device": options["device"] or launched_device()})
     check_cost(run.methods, run.model, force=force)
     images = choose(find_pictures(paths, place, run.model), limit, options["seed"])
-    with progress_bar("explaining", len(parts_of(len(images), share)), shown=not quiet and share[0] == 0) as advance:
+    own = len(parts_of(len(images), share))
+
+    def expected() -> float:
+        return expected_seconds(run.methods, run.model, own)
+
+    with progress_bar("explaining", own, shown=not quiet and share[0] == 0, expected=expected) as advance:
         run.run(images, share, on_progress=advance)
     return run
 

@@ -75,15 +75,23 @@ def answer(programs: Callable[[], Any], people: Callable[[], str], *, json: bool
 
 
 @contextmanager
-def progress_bar(task: str, total: int, *, shown: bool) -> Iterator[Callable[[float], None]]:
-    """A function that advances a bar with the time left, on stderr; draws nothing unless that is a terminal."""
+def progress_bar(
+    task: str, total: int, *, shown: bool, expected: Callable[[], float] | None = None
+) -> Iterator[Callable[[float], None]]:
+    """A function that advances a bar with the time left, on stderr; draws nothing unless that is a terminal.
+
+    Until the work has told enough of itself, the time left is what `expected` says, in seconds for all of it.
+    """
     if not (shown and sys.stderr.isatty()):
         yield lambda count: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    from aha.cli.time_left import TimeLeft
+
+    left = TimeLeft(expected() if expected is not None and total else None)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), left)
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(task, total=total)
         yield lambda count: progress.advance(bar, count)

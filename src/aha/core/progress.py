@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 from aha.core.interrupts import checkpoint
@@ -79,6 +80,14 @@ def part(start: float, end: float, total: float) -> Iterator[None]:
             work.tell(work.high)
     finally:
         work.low, work.high = low, high
+
+
+def in_shares(items: Sequence[T], weights: Sequence[float]) -> Iterator[T]:
+    """The items one by one; what is done about each is a part of the work at hand as large as its weight."""
+    ends = list(accumulate(weights))
+    for item, end, weight in zip(items, ends, weights, strict=True):
+        with part(end - weight, end, ends[-1]):
+            yield item
 
 
 def in_parts(items: Sequence[T]) -> Iterator[T]:
