@@ -31,13 +31,14 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"limit": 0}, "whole number from 1"),
+        ({"limit": 0}, "limit must be a whole number of at least 1, not 0"),
         ({"limit": True}, "whole number"),
-        ({"seed": -1}, "from 0"),
+        ({"seed": -1}, "of at least 0"),
         ({"maps": "half"}, "float16"),
         ({"filter": "best"}, "mda"),
         ({"pretrained": "no"}, "true or false"),
-        ({"methods": [3]}, "is a text"),
+        ({"methods": [3]}, "methods must be a list of texts, not"),
+        ({"methods": [""]}, "methods must not be empty"),
         ({"methods": []}, "does not say methods"),
         ({"model": ["a:b", "c:d"], "weights": ["one"]}, "2 models but weights for 1"),
         ({"score": "softmaxx"}, "did you mean softmax"),

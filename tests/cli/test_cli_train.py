@@ -71,7 +71,7 @@ def test_a_finished_run_is_not_started_again_but_may_be_resumed(tmp_path: Path) 
 def test_bad_requests_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
     assert_refused(train(tmp_path, "--preset", "huge"), "no preset 'huge'; there are paper, small, smoke")
     assert_refused(train(tmp_path, "stepz=1"), "no setting 'stepz'")
-    assert_refused(train(tmp_path, "batch_size=many"), "batch_size='many' is not a whole number")
+    assert_refused(train(tmp_path, "batch_size=many"), "batch_size must be a whole number of at least 1, not 'many'")
     assert_refused(train(tmp_path, "encoder=timm:no_such_model"), "no_such_model")
     missing = run("train", *MODEL, "--data", tmp_path / "nowhere", "--out", tmp_path / "run", *QUICK)
     assert_refused(missing, "does not exist")

@@ -17,10 +17,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_type_hints
 
 import tomli_w
 
+from aha.core.checks import PYTHON, Range, checked
 from aha.core.registry import nearest_names
 from aha.errors import AhaError, SpecError
 from aha.methods import Method, check_fit, load_method
@@ -67,8 +68,8 @@ class Plan:
     img_size: int | None = None
     fit: str | None = None
     score: str | None = None
-    precision: str = "float32"
-    engine: str = "eager"
+    precision: Precision = "float32"
+    engine: Engine = "eager"
     limit: int | None = None
     filter: Filter = "none"
     seed: int = 0
@@ -134,7 +135,7 @@ def make_plans(settings: Mapping[str, Any], source: str = "the plan") -> list[Pl
         raise SpecError(f"{source} has {len(models)} models but weights for {len(weights)}")
     common = {name: _value(name, value, source) for name, value in settings.items() if name not in ("model", "weights")}
     plans = [
-        Plan(model=_text(model, "model", source), weights=None if file is None else str(file), **common)
+        Plan(model=_value("model", model, source), weights=None if file is None else str(file), **common)
         for model, file in zip(models, weights, strict=True)
     ]
     for plan in plans:
@@ -187,43 +188,25 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-_TEXTS = ("methods", "metrics", "targets", "texts")
-_CHOICES = {
-    "filter": get_args(Filter),
-    "maps": get_args(KeepMaps),
-    "precision": get_args(Precision),
-    "engine": get_args(Engine),
-}
-_WHOLE = {"limit": 1, "img_size": 1, "batch_size": 1, "seed": 0}
-_FLAGS = ("pretrained", "optional")
+_RANGES = {"limit": Range(1), "img_size": Range(1), "batch_size": Range(1), "seed": Range(0)}
+_MAY_BE_EMPTY = ("title", "paper", "saved")
+_LISTS = ("methods", "metrics", "targets", "texts")
+_NOTATION = PYTHON._replace(true_or_false="true or false", nothing="")  # a plan is TOML, which has no word for nothing
 
 
 def _value(name: str, value: Any, source: str) -> Any:
-    if name in _TEXTS or (name == "data" and isinstance(value, list | tuple)):
-        return tuple(_text(item, name, source) for item in _listed(value))
-    if name in _CHOICES:
-        if value not in _CHOICES[name]:
-            raise SpecError(f"{source}: {name} is one of {', '.join(_CHOICES[name])}, not {value!r}")
-        return value
-    if name in _WHOLE:
-        if value is None and name in ("limit", "img_size"):
-            return None
-        if type(value) is not int or value < _WHOLE[name]:
-            raise SpecError(f"{source}: {name} is a whole number from {_WHOLE[name]}, not {value!r}")
-        return value
-    if name in _FLAGS:
-        if type(value) is not bool:
-            raise SpecError(f"{source}: {name} is true or false, not {value!r}")
-        return value
-    return None if value is None and name in ("fit", "score") else _text(value, name, source)
-
-
-def _text(value: Any, name: str, source: str) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    if not isinstance(value, str) or (not value and name not in ("title", "paper", "saved")):
-        raise SpecError(f"{source}: {name} is a text, not {value!r}")
+    """The value of a setting, if it has the type and range of the plan's field."""
+    place, wanted = f"{source}: {name}", get_type_hints(Plan)[name]
+    value = [_plain(item) for item in value] if isinstance(value, list | tuple) else _plain(value)
+    value = checked(_listed(value) if name in _LISTS else value, wanted, place, _RANGES.get(name, Range()), _NOTATION)
+    texts = value if isinstance(value, tuple) else (value,)
+    if "" in texts and name not in _MAY_BE_EMPTY:
+        raise SpecError(f"{place} must not be empty")
     return value
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
 
 
 def plan_of(settings: Mapping[str, Any]) -> Plan:

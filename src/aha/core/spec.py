@@ -8,11 +8,10 @@ The same text serves Python, command line, configuration, tables, URLs and cache
 from __future__ import annotations
 
 import ast
-import math
-import types
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
+from aha.core.checks import PYTHON, checked
 from aha.core.registry import Registry, nearest_names
 from aha.errors import SpecError, UnknownName
 
@@ -30,10 +29,8 @@ class Spec:
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for field in fields(self):
-            value = getattr(self, field.name)
-            fitted = _fit(value, hints[field.name])
-            if fitted is _MISFIT:
-                raise SpecError(f"{self.name}: {field.name} must be {_describe(hints[field.name])}, not {_show(value)}")
+            place = f"{self.name}: {field.name}"
+            fitted = checked(getattr(self, field.name), hints[field.name], place, notation=_NOTATION)
             object.__setattr__(self, field.name, fitted)
 
     def in_full(self) -> str:
@@ -165,60 +162,7 @@ def _show(value: Any, in_full: bool = False) -> str:
     return repr(value)
 
 
-_MISFIT = object()
-
-
-def _fit(value: Any, hint: Any) -> Any:
-    """`value` as the annotated type wants it, or _MISFIT; ints pass for floats, lists for tuples."""
-    origin, options = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return value if any(type(value) is type(o) and value == o for o in options) else _MISFIT
-    if origin in (Union, types.UnionType):
-        fitted = (_fit(value, option) for option in options)
-        return next((f for f in fitted if f is not _MISFIT), _MISFIT)
-    if origin is tuple:
-        return _fit_tuple(value, options)
-    if hint is float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return _fit_number(value) if is_number else _MISFIT
-    if hint is int:
-        return value if isinstance(value, int) and not isinstance(value, bool) else _MISFIT
-    if hint is None or hint is type(None):
-        return None if value is None else _MISFIT
-    return value if isinstance(value, hint) else _MISFIT
-
-
-def _fit_number(value: float) -> Any:
-    """A float; infinity and NaN have no literal, so that their text would not give them back."""
-    try:
-        return float(value) if math.isfinite(value) else _MISFIT
-    except OverflowError:  # a whole number beyond all floats
-        return _MISFIT
-
-
-def _fit_tuple(value: Any, options: tuple[Any, ...]) -> Any:
-    if not isinstance(value, tuple | list):
-        return _MISFIT
-    if len(options) == 2 and options[1] is Ellipsis:
-        options = (options[0],) * len(value)
-    if len(options) != len(value):
-        return _MISFIT
-    fitted = tuple(_fit(v, o) for v, o in zip(value, options, strict=True))
-    return _MISFIT if any(f is _MISFIT for f in fitted) else fitted
-
-
-def _describe(hint: Any) -> str:
-    origin, options = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(repr(option) for option in options)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_describe(option) for option in options)
-    if origin is tuple:
-        return "a list of " + _describe(options[0])
-    if hint is None or hint is type(None):
-        return "None"
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}
-    return names.get(hint, f"a {hint.__name__.lower()}")
+_NOTATION = PYTHON._replace(show=_show)  # a spec inside a spec by its text
 
 
 def _source(node: ast.expr) -> str:

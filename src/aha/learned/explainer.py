@@ -24,8 +24,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from aha import __version__
+from aha.core.checks import Range
 from aha.core.disk import result_key, write_atomically, writing
-from aha.core.strict import Range, from_json, read_json
+from aha.core.strict import from_json, read_json
 from aha.errors import AhaWarning, ModelError, SpecError, WeightsError
 from aha.learned.calibration import calibrated
 from aha.learned.decoder import Decoder, DecoderConfig, Given, unit_scaled

@@ -6,14 +6,14 @@ Where the paper is silent, the default is a choice of this project; `docs/result
 from __future__ import annotations
 
 import ast
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
+from aha.core.checks import LARGEST_NUMBER, Range, checked
 from aha.errors import SpecError
-from aha.learned.loss import ObjectiveConfig, Order
+from aha.learned.loss import ObjectiveConfig
 from aha.learned.regions import GRID_SIZES
 from aha.perturb.references import Black, Blur, Mean, Reference, load_reference
 
@@ -192,17 +192,13 @@ def _changed(settings: Settings, name: str, value: Any) -> Settings:
     raise SpecError(f"no setting {name!r}; there are {', '.join(known)}")
 
 
-_CHOICES = {"conditioning": get_args(Conditioning), "evidence": get_args(Evidence), "order": get_args(Order)}
-
-
+_FROM_ONE, _ABOVE_ZERO = Range(1, LARGEST_NUMBER), Range(1e-9, LARGEST_NUMBER)
 # Where zero means nothing, or would be divided by.
-_LOWEST: dict[str, float] = {
-    **dict.fromkeys(("steps", "batch_size", "perturbations", "save_every", "validation_steps"), 1),
-    **dict.fromkeys(("width", "stride", "class_dim"), 1),
-    **dict.fromkeys(("hot", "cold", "clip"), 1e-9),
+_RANGES = {
+    **dict.fromkeys(("steps", "batch_size", "perturbations", "save_every", "validation_steps"), _FROM_ONE),
+    **dict.fromkeys(("width", "stride", "class_dim", "grids"), _FROM_ONE),
+    **dict.fromkeys(("hot", "cold", "clip"), _ABOVE_ZERO),
 }
-_HIGHEST = 2**40
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def _names(kind: type) -> set[str]:
@@ -210,29 +206,12 @@ def _names(kind: type) -> set[str]:
 
 
 def _checked(kind: type, name: str, value: Any) -> Any:
-    """The value, if it has the type of the field that it is meant for."""
-    wanted = get_type_hints(kind)[name]
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value) if value <= _HIGHEST else math.inf
-    if wanted in (int, float, bool, str):
-        if type(value) is not wanted:
-            raise SpecError(f"{name}={value!r} is not {_KINDS[wanted]}")
-        if wanted in (int, float) and not _LOWEST.get(name, 0) <= value <= _HIGHEST:
-            raise SpecError(f"{name}={value!r} must be a number from {_LOWEST.get(name, 0)} on")
-    elif name in _CHOICES:
-        if value not in _CHOICES[name]:
-            raise SpecError(f"{name}={value!r} is none of {', '.join(_CHOICES[name])}")
-    elif name in ("grids", "classes", "stages") and value is not None:
-        length = {"grids": 2, "classes": 3}.get(name)
-        numbers = tuple(value) if isinstance(value, list | tuple) else ()
-        if not numbers or (length and len(numbers) != length) or not all(isinstance(n, int | float) for n in numbers):
-            raise SpecError(f"{name}={value!r} is not a list of {length or 'some'} numbers")
-        least = 1 if name == "grids" else 0
-        if not all(least <= number <= _HIGHEST for number in numbers) or (name == "classes" and not sum(numbers)):
-            raise SpecError(f"{name}={value!r} has a number that is too small or too large")
-        if name != "classes" and not all(type(number) is int for number in numbers):
-            raise SpecError(f"{name}={value!r} are not whole numbers")
-        if name == "grids" and numbers[0] > numbers[1]:
-            raise SpecError(f"grids={value!r} are the smallest and the largest, in this order")
-        return numbers
+    """The value, if it has the type and range of the field that it is meant for."""
+    value = checked(value, get_type_hints(kind)[name], name, _RANGES.get(name, Range(0, LARGEST_NUMBER)))
+    if name == "classes" and not any(value):
+        raise SpecError(f"classes must be chances of which one at least is not 0, not {value}")
+    if name == "stages" and value == ():
+        raise SpecError("stages must be at least one, not ()")
+    if name == "grids" and value[0] > value[1]:
+        raise SpecError(f"grids must be the smallest and the largest, in this order, not {value}")
     return value

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from aha.errors import AhaError
+from aha.core.checks import JSON, Range, checked
+from aha.errors import AhaError, SpecError
 
 MAX_JSON = 64 * 2**10
 SECONDS_BETWEEN_PARTS = 10.0  # of a body that is arriving
@@ -21,6 +22,7 @@ _OWNER = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 T = TypeVar("T")
 _MISSING = object()
+_NUMBERS = Range(-(2**31), 2**31)
 
 
 class Refused(AhaError):
@@ -131,13 +133,13 @@ class Fields:
         value = self._left.pop(name, default)
         if value is _MISSING:
             raise Refused(400, f"{name} is missing")
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise Refused(400, f"{name} must be {_describe(kind)}")
-        if isinstance(value, int) and abs(value) > 2**31:
-            raise Refused(400, f"{name} is out of range")
-        if _holds_nul(value):
+        try:
+            fitted: T = checked(value, kind, name, _NUMBERS, JSON)
+        except SpecError as error:
+            raise Refused(400, str(error)) from None
+        if isinstance(fitted, str) and "\0" in fitted:
             raise Refused(400, f"{name} holds a NUL")
-        return value
+        return fitted
 
     def take_list(self, name: str, kind: type[T], default: Any = _MISSING) -> list[T]:
         """A list of values of the given type."""
@@ -148,10 +150,6 @@ class Fields:
         """Refuses what nobody asked for."""
         if self._left:
             raise Refused(400, f"unknown field {next(iter(self._left))[:40]!r}")
-
-
-def _holds_nul(value: object) -> bool:
-    return isinstance(value, str) and "\0" in value
 
 
 def owner_of(request: Request) -> str:
@@ -165,8 +163,3 @@ def number(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise Refused(404, "there is nothing here")
     return int(text)
-
-
-def _describe(kind: type) -> str:
-    names = {str: "a text", int: "a whole number", list: "a list", dict: "an object", bool: "true or false"}
-    return names.get(kind, kind.__name__)
