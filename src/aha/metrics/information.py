@@ -31,8 +31,10 @@ def interpolated(picture: Picture, known: Mask) -> Picture:
         return picture
     linear: Any = LinearNDInterpolator(np.argwhere(known), picture[known].astype(np.float64))
     found = linear(np.argwhere(~known))  # (n, C)
+    found = np.where(np.isnan(found), picture.mean(axis=(0, 1)), found)
     result = picture.copy()
-    result[~known] = np.round(np.where(np.isnan(found), picture.mean(axis=(0, 1)), found)).astype(np.uint8)
+    # In single precision, as the published code: a half that double precision misses by a hair is then a half.
+    result[~known] = np.round(found.astype(np.float32)).astype(np.uint8)
     return result
 
 
