@@ -93,13 +93,13 @@ class Sample:
             raise MetricError(f"{self.name}: {chosen} cannot be built, the class survives it")
         return found
 
-    def blank(self, chosen: Reference, target: int) -> Tensor:
-        """Outputs (K,) of the reference alone, asked for once."""
-        key = (chosen, target)
-        if key not in self._blank:
-            shown = self.model.to_inputs(self.reference(chosen, target)[None])
-            self._blank[key] = self.model.outputs(shown)[0]
-        return self._blank[key]
+    def blank(self, chosen: Reference, target: int) -> Tensor | None:
+        """Outputs (K,) of the reference alone, if they are known."""
+        return self._blank.get((chosen, target))
+
+    def know_blank(self, chosen: Reference, target: int, outputs: Tensor) -> None:
+        """Takes the outputs (K,) of the reference alone, for all maps of the image."""
+        self._blank[chosen, target] = outputs
 
 
 @dataclass
@@ -170,6 +170,14 @@ class Case:
             return score(outputs, self._classes(len(outputs), class_index)) > 0.5
         return outputs.argmax(dim=1) == class_index
 
+    def margins(self, outputs: Tensor, class_index: int) -> Tensor:
+        """How far (S,) the class is above the limit at which it is recognised: the best of the others, or one half."""
+        score = self.model.score
+        if score.name == "sigmoid" or outputs.shape[1] == 1:
+            return score(outputs, self._classes(len(outputs), class_index)) - 0.5
+        others = outputs.index_fill(1, torch.tensor([class_index], device=outputs.device), -torch.inf)
+        return outputs[:, class_index] - others.amax(dim=1)
+
     def _classes(self, count: int, index: int) -> Tensor:
         return torch.full((count,), index, device=self.model.device)
 
@@ -180,23 +188,28 @@ class Case:
 
     def prepare(self, wanted: Iterable[Perturbation]) -> None:
         """Asks the model for all outputs that are not known yet, in one stream of full batches."""
-        missing = [p for p in dict.fromkeys(map(self._canonical, wanted)) if p not in self._outputs]
-        hard: list[Perturbation] = []
-        for perturbation in missing:
+        ask_model([(self, perturbation) for perturbation in wanted])
+
+    def is_known(self, perturbation: Perturbation) -> bool:
+        """Has the model answered to this image?"""
+        return self._canonical(perturbation) in self._outputs
+
+    def missing(self, wanted: Iterable[Perturbation]) -> list[Perturbation]:
+        """What the model has to be asked, each image once; what all maps of the image share is taken from there."""
+        unknown = [p for p in dict.fromkeys(map(self._canonical, wanted)) if p not in self._outputs]
+        for perturbation in unknown:
             if perturbation.count == 0:  # nothing deleted is the clean image, nothing inserted the reference
-                is_clean = perturbation.kind == "delete"
-                sample, chosen = self.sample, perturbation.reference
-                self._outputs[perturbation] = sample.clean if is_clean else sample.blank(chosen, self.target)
-            else:
-                hard.append(perturbation)
-        if not hard:
-            return
-        references = list(dict.fromkeys(p.reference for p in hard))
-        pictures = torch.stack([self.sample.reference(chosen, self.target) for chosen in references])
-        pixels = self.sample.pixels.expand_as(pictures)
-        owners = torch.tensor([references.index(p.reference) for p in hard], device=pixels.device)
-        results = perturbed_outputs(self.model, pixels, pictures, owners, lambda part: self._masks(hard[part]))
-        self._outputs |= dict(zip(hard, results, strict=True))
+                is_clean, chosen = perturbation.kind == "delete", perturbation.reference
+                shared = self.sample.clean if is_clean else self.sample.blank(chosen, self.target)
+                if shared is not None:
+                    self._outputs[perturbation] = shared
+        return [p for p in unknown if p not in self._outputs]
+
+    def know(self, perturbation: Perturbation, outputs: Tensor) -> None:
+        """Takes the outputs (K,) of one of the `missing` images."""
+        self._outputs[perturbation] = outputs
+        if perturbation.count == 0:
+            self.sample.know_blank(perturbation.reference, self.target, outputs)
 
     def _canonical(self, perturbation: Perturbation) -> Perturbation:
         """One name per picture: all deleted is nothing inserted, all inserted is nothing deleted."""
@@ -207,16 +220,40 @@ class Case:
             perturbation = Perturbation(perturbation.kind, perturbation.reference, 0)
         return perturbation
 
-    def _masks(self, perturbations: Sequence[Perturbation]) -> Tensor:
-        """Keep masks (S, H, W); soft ones turn the whole stack into floats, hard stacks stay boolean."""
-        masks = [self._mask(p) for p in perturbations]
-        is_hard = all(mask.dtype == torch.bool for mask in masks)
-        return torch.stack(masks if is_hard else [mask.float() for mask in masks])
-
-    def _mask(self, perturbation: Perturbation) -> Tensor:
+    def mask(self, perturbation: Perturbation) -> Tensor:
+        """The keep mask (H, W) of a perturbed image: boolean, or soft where it shows the map itself."""
         if perturbation.count is None:
             keep = self.unit_map()
             return keep if perturbation.kind == "insert" else 1 - keep
         ranks = self.ranks(perturbation.grid, perturbation.ties)
         make = deletion_masks if perturbation.kind == "delete" else insertion_masks
         return make(ranks, torch.tensor([perturbation.count], device=ranks.device))[0]
+
+
+def ask_model(wanted: Iterable[tuple[Case, Perturbation]]) -> None:
+    """Asks the model for all outputs that are not known yet, those of several cases in one stream of full batches."""
+    by_case: dict[int, tuple[Case, list[Perturbation]]] = {}
+    for case, perturbation in wanted:
+        by_case.setdefault(id(case), (case, []))[1].append(perturbation)
+    missing = [(case, p) for case, perturbations in by_case.values() for p in case.missing(perturbations)]
+    if not missing:
+        return
+    pairs: dict[tuple[int, Reference], int] = {}  # an image and what is shown in its place, in the order of rows
+    owners = [pairs.setdefault((id(case), p.reference), len(pairs)) for case, p in missing]
+    shown = [(by_case[key][0], chosen) for key, chosen in pairs]
+    model = shown[0][0].model
+    results = perturbed_outputs(
+        model,
+        torch.stack([case.sample.pixels for case, _ in shown]),
+        torch.stack([case.sample.reference(chosen, case.target) for case, chosen in shown]),
+        torch.tensor(owners, device=model.device),
+        lambda part: _stacked([case.mask(p) for case, p in missing[part]]),
+    )
+    for (case, perturbation), outputs in zip(missing, results, strict=True):
+        case.know(perturbation, outputs)
+
+
+def _stacked(masks: list[Tensor]) -> Tensor:
+    """Keep masks (S, H, W); soft ones turn the whole stack into floats, hard stacks stay boolean."""
+    is_hard = all(mask.dtype == torch.bool for mask in masks)
+    return torch.stack(masks if is_hard else [mask.float() for mask in masks])

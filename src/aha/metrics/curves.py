@@ -7,22 +7,26 @@ top 1 - q.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aha.errors import MetricError, SpecError
+from aha.metrics.adaptive import FINEST, filled_in, first_places, further_places, height_errors
 from aha.metrics.base import Metric, Value
 from aha.metrics.case import Case, Kind, Perturbation
-from aha.perturb.perturbation import Ties, grid_of, step_counts
+from aha.perturb.perturbation import Ties, area, grid_of, step_counts
 from aha.perturb.references import Black, Blur, Mean, Reference
 
 AVERAGE = "average"  # of the references; "mean" is a reference itself
 
 References = tuple[Reference, ...]
+Steps = int | Literal["adaptive"]
 
 
 class Curve(NamedTuple):
@@ -39,30 +43,44 @@ class CurveMetric(Metric):
     """Base of the metrics that follow one or both sequences for each of several references.
 
     Attributes:
-        steps: equal steps from nothing to everything.
+        steps: equal steps from nothing to everything. "adaptive" asks about some of 224 steps only: a few first, then
+            where the curves bend, until the mean area over the references is sure to the tolerance.
         references: what stands in for removed pixels; the average over them is reported too.
         fractions: explicit shares of changed pixels instead of equal steps.
         by_patch: for maps that are constant on patches, change whole patches instead of single pixels.
         ties: order among equal values: "random" (seeded) or "raster".
+        tolerance: of adaptive steps: the estimated error of the average over the references at which they end, as a
+            share of the plot: 1 is the whole range of pixels times the whole range of a probability, or of what the
+            curves reach for other scores. A single reference is less sure, by the root of their number.
     """
 
-    steps: int = 224
+    steps: Steps = 224
     references: References = (Black(), Mean(), Blur())
     fractions: tuple[float, ...] = ()
     by_patch: bool = False
     ties: Ties = "random"
+    tolerance: float = 0.002
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps < 2 or not self.references:
+        if (isinstance(self.steps, int) and self.steps < 2) or not self.references:
             raise SpecError(f"{self.name}: at least 2 steps and one reference are needed")
+        if self.steps == "adaptive" and (self.fractions or self.tolerance <= 0):
+            raise SpecError(f"{self.name}: adaptive steps need a tolerance above 0, and no fractions")
+        if getattr(self, "normalised", False):
+            refuse_adaptive(self.name, self.steps)
         if self.fractions and (len(self.fractions) < 2 or not all(0 <= f <= 1 for f in self.fractions)):
             raise SpecError(f"{self.name}: fractions must be two or more numbers in [0, 1]")
 
+    @property
+    def is_adaptive(self) -> bool:
+        """Are the steps chosen by what the model answers?"""
+        return self.steps == "adaptive"
+
     def perturbations(self, case: Case) -> Iterable[Perturbation]:
         for kind, references in self._sequences():
-            for reference in references:
-                yield from self._perturbations(case, kind, reference)
+            for changed in self._chosen(case, kind, references):
+                yield from changed
 
     def _sequences(self) -> Iterable[tuple[Kind, References]]:
         """The sequences that the metric follows, with their references."""
@@ -70,22 +88,72 @@ class CurveMetric(Metric):
 
     def curve(self, case: Case, kind: Kind, reference: Reference) -> Curve:
         """The model's answers along one sequence."""
-        changed = self._perturbations(case, kind, reference)
+        changed = self._along(case, kind, reference)
         counts = torch.tensor([float(p.count or 0) for p in changed])
         return Curve(kind, reference, counts / case.num_pixels, case.outputs(changed))
+
+    def _along(self, case: Case, kind: Kind, reference: Reference) -> list[Perturbation]:
+        if not self.is_adaptive:
+            return self._perturbations(case, kind, reference)
+        references = next(group for own, group in self._sequences() if own == kind)
+        while True:
+            chosen = self._chosen(case, kind, references)
+            open_ones = [p for changed in chosen for p in changed if not case.is_known(p)]
+            if not open_ones:
+                return chosen[references.index(reference)]
+            case.prepare(open_ones)
 
     def _perturbations(self, case: Case, kind: Kind, reference: Reference) -> list[Perturbation]:
         grid = grid_of(case.values) if self.by_patch else None
         return [Perturbation(kind, reference, count, grid, self.ties) for count in self._counts(case, grid)]
 
+    def _chosen(self, case: Case, kind: Kind, references: References) -> list[list[Perturbation]]:
+        """The perturbed images of each reference; of adaptive steps those that follow from what is known so far."""
+        finest = [self._perturbations(case, kind, reference) for reference in references]
+        if not self.is_adaptive:
+            return finest
+        places = [first_places(len(changed) - 1) for changed in finest]
+        while True:
+            chosen = [[changed[i] for i in own] for changed, own in zip(finest, places, strict=True)]
+            if not all(case.is_known(p) for changed in chosen for p in changed):
+                return chosen  # to be asked about; what follows is seen from the answers
+            outputs = [case.outputs(changed) for changed in chosen]
+            errors = self.gap_errors(case, places, outputs)
+            further = further_places(places, errors, self.tolerance)
+            if not any(further):
+                return chosen
+            places = [sorted({*own, *more}) for own, more in zip(places, further, strict=True)]
+
+    def gap_errors(self, case: Case, places: Sequence[Sequence[int]], outputs: Sequence[Tensor]) -> list[list[float]]:
+        """How far off the area over each gap between places may be, of each curve, from the outputs (S, K) there."""
+        scores = [case.scores(along).double().cpu() for along in outputs]
+        every = torch.cat(scores)
+        scale = 1.0 if case.model.score.is_probability else max(float(every.max() - every.min()), 1e-12)
+        return [height_errors(own, (along / scale).tolist()) for own, along in zip(places, scores, strict=True)]
+
+    def area_under(self, case: Case, curve: Curve, answers: Tensor) -> float:
+        """Mean height of the answers (S,) along a curve; between adaptive points the curve is filled in."""
+        if not self.is_adaptive:
+            return float(area(curve.fractions.to(answers), answers))
+        return self.area_of_all(case, curve, answers, filled_in)
+
+    def area_of_all(
+        self, case: Case, curve: Curve, answers: Tensor, fill: Callable[[list[int], list[float]], NDArray[np.float64]]
+    ) -> float:
+        """The area under all steps of an adaptive curve, given how they follow from the answers (S,)."""
+        counts = self._counts(case, grid_of(case.values) if self.by_patch else None)
+        places = [round(fraction * (len(counts) - 1)) for fraction in curve.fractions.tolist()]
+        return float(np.trapezoid(fill(places, answers.tolist()), np.array(counts) / case.num_pixels))
+
     def _counts(self, case: Case, grid: tuple[int, int] | None) -> list[int]:
         total = case.num_pixels
         if self.fractions:
             return [round(fraction * total) for fraction in self.fractions]
+        steps = FINEST if self.steps == "adaptive" else self.steps
         if grid is None:
-            return step_counts(total, self.steps)
+            return step_counts(total, steps)
         cells = grid[0] * grid[1]
-        return [count * (total // cells) for count in step_counts(cells, self.steps)]
+        return [count * (total // cells) for count in step_counts(cells, steps)]
 
     def each_reference(self, column: str, references: References, number: Callable[[Reference], float]) -> list[Value]:
         """The number for every reference, and their average; one that cannot be built makes the case fail."""
@@ -93,6 +161,12 @@ class CurveMetric(Metric):
         if len(values) > 1:
             values.append(Value(column, sum(v.value for v in values) / len(values), AVERAGE))
         return values
+
+
+def refuse_adaptive(name: str, steps: Steps) -> None:
+    """For numbers that are more than an area: adaptive points are chosen for the area alone."""
+    if steps == "adaptive":
+        raise SpecError(f"{name}: adaptive steps are sure of plain areas only; write a number of steps")
 
 
 def rescaled(answers: Tensor, start: Tensor, end: Tensor, *, rising: bool) -> Tensor:

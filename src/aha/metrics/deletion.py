@@ -9,7 +9,6 @@ import torch
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case
 from aha.metrics.curves import CurveMetric, rescaled
-from aha.perturb.perturbation import area
 from aha.perturb.references import Reference
 
 
@@ -19,7 +18,7 @@ def deletion_area(chosen: CurveMetric, case: Case, reference: Reference, normali
     answers = case.scores(curve.outputs).cpu()  # (S,)
     if normalised:
         answers = rescaled(answers, answers[0], answers[-1], rising=False)
-    return float(area(curve.fractions.to(answers), answers))
+    return chosen.area_under(case, curve, answers)
 
 
 @metric("deletion", columns={"deletion": "lower"}, citation="Petsiuk et al., BMVC 2018; AHA eq. 3")

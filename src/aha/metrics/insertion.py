@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
 from aha.metrics.curves import CurveMetric, References, rescaled
-from aha.perturb.perturbation import area
 from aha.perturb.references import Reference
 
 
@@ -18,7 +17,7 @@ def insertion_area(chosen: CurveMetric, case: Case, reference: Reference, normal
     answers = case.scores(curve.outputs).cpu()  # (S,)
     if normalised:
         answers = rescaled(answers, answers[0], answers[-1], rising=True)
-    return float(area(curve.fractions.to(answers), answers))
+    return chosen.area_under(case, curve, answers)
 
 
 @metric("insertion", columns={"insertion": "higher"}, citation="Petsiuk et al., BMVC 2018; AHA eq. 4")

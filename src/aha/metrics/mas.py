@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
-from aha.metrics.curves import Curve, CurveMetric, References, rescaled
+from aha.metrics.curves import Curve, CurveMetric, References, refuse_adaptive, rescaled
 from aha.perturb.perturbation import area
 from aha.perturb.references import AdaptiveBlur, ZerosNormalised
 
@@ -45,6 +45,10 @@ class MAS(CurveMetric):
     references: References = (ZerosNormalised(),)
     insert_into: References = (AdaptiveBlur(),)
     final_minmax: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_adaptive(self.name, self.steps)
 
     def _sequences(self) -> Iterable[tuple[Kind, References]]:
         return (("delete", self.references), ("insert", self.insert_into))

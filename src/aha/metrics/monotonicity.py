@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aha.errors import MetricError
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
-from aha.metrics.curves import CurveMetric, References
+from aha.metrics.curves import CurveMetric, References, refuse_adaptive
 from aha.metrics.statistics import spearman
 from aha.perturb.references import AdaptiveBlur
 
@@ -19,6 +19,10 @@ class Monotonicity(CurveMetric):
     """Spearman correlation between step and raw class score while pixels are inserted into the reference."""
 
     references: References = (AdaptiveBlur(),)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_adaptive(self.name, self.steps)
 
     def _sequences(self) -> Iterable[tuple[Kind, References]]:
         return (("insert", self.references),)

@@ -7,17 +7,14 @@ from dataclasses import dataclass, fields
 
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Perturbation
-from aha.metrics.curves import CurveMetric
 from aha.metrics.negative import Negative
-from aha.metrics.positive import Against, Positive
+from aha.metrics.positive import AccuracyMetric, Positive
 
 
 @metric("neg_pos", columns={"neg_pos": "higher"}, bounds=(-1.0, 1.0), citation="AHA table 1")
 @dataclass(frozen=True)
-class NegPos(CurveMetric):
+class NegPos(AccuracyMetric):
     """Negative minus Positive; zero for an order that knows nothing."""
-
-    against: Against = "target"
 
     def perturbations(self, case: Case) -> Iterable[Perturbation]:
         for part in self._parts():

@@ -7,19 +7,17 @@ from dataclasses import dataclass
 
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
-from aha.metrics.curves import CurveMetric, References
-from aha.metrics.positive import Against, accuracy_area
+from aha.metrics.curves import References
+from aha.metrics.positive import AccuracyMetric
 
 
 @metric("negative", columns={"negative": "higher"}, citation="Chefer et al., CVPR 2021")
 @dataclass(frozen=True)
-class Negative(CurveMetric):
+class Negative(AccuracyMetric):
     """Share of the reversed sequence on which the model still recognises the class.
 
     Removing the least important share q shows the top 1 - q alone: these are the images of the insertion sequence.
     """
-
-    against: Against = "target"
 
     def _sequences(self) -> Iterable[tuple[Kind, References]]:
         return (("insert", self.references),)
@@ -30,6 +28,4 @@ class Negative(CurveMetric):
         return super()._counts(case, grid)
 
     def __call__(self, case: Case) -> list[Value]:
-        return self.each_reference(
-            "negative", self.references, lambda r: accuracy_area(self, case, "insert", r, self.against)
-        )
+        return self.each_reference("negative", self.references, lambda r: self.accuracy_area(case, "insert", r))

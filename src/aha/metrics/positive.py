@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from aha.errors import MetricError
+from aha.metrics.adaptive import recognition, recognition_errors
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
 from aha.metrics.curves import CurveMetric
@@ -17,21 +20,9 @@ from aha.perturb.references import Reference
 Against = Literal["target", "label"]
 
 
-def accuracy_area(chosen: CurveMetric, case: Case, kind: Kind, reference: Reference, against: Against) -> float:
-    """Area under "is still recognised" along a sequence; the class is the explained one or the true label."""
-    label = case.target if against == "target" else case.sample.label
-    if label is None:
-        raise MetricError(f"{case.sample.name}: accuracy against the label needs a label")
-    curve = chosen.curve(case, kind, reference)
-    recognised = case.recognised(curve.outputs, label).float().cpu()  # (S,)
-    order = torch.argsort(curve.fractions)
-    return float(area(curve.fractions[order], recognised[order]))
-
-
-@metric("positive", columns={"positive": "lower"}, citation="Chefer et al., CVPR 2021")
 @dataclass(frozen=True)
-class Positive(CurveMetric):
-    """Share of the deletion sequence on which the model still recognises the class.
+class AccuracyMetric(CurveMetric):
+    """Base of the metrics that ask whether the class is still recognised.
 
     Attributes:
         against: the class that counts as recognised: the explained one, or the true label as in Chefer et al.
@@ -39,7 +30,31 @@ class Positive(CurveMetric):
 
     against: Against = "target"
 
+    def accuracy_area(self, case: Case, kind: Kind, reference: Reference) -> float:
+        """Area under "is still recognised" along a sequence."""
+        curve = self.curve(case, kind, reference)
+        recognised = case.recognised(curve.outputs, self._label(case)).float().cpu()  # (S,)
+        if self.is_adaptive:
+            return self.area_of_all(case, curve, case.margins(curve.outputs, self._label(case)), recognition)
+        order = torch.argsort(curve.fractions)
+        return float(area(curve.fractions[order], recognised[order]))
+
+    def gap_errors(self, case: Case, places: Sequence[Sequence[int]], outputs: Sequence[Tensor]) -> list[list[float]]:
+        """Of the share of steps at which the class is recognised."""
+        margins = (case.margins(along, self._label(case)).tolist() for along in outputs)
+        return [recognition_errors(own, along) for own, along in zip(places, margins, strict=True)]
+
+    def _label(self, case: Case) -> int:
+        label = case.target if self.against == "target" else case.sample.label
+        if label is None:
+            raise MetricError(f"{case.sample.name}: accuracy against the label needs a label")
+        return label
+
+
+@metric("positive", columns={"positive": "lower"}, citation="Chefer et al., CVPR 2021")
+@dataclass(frozen=True)
+class Positive(AccuracyMetric):
+    """Share of the deletion sequence on which the model still recognises the class."""
+
     def __call__(self, case: Case) -> list[Value]:
-        return self.each_reference(
-            "positive", self.references, lambda r: accuracy_area(self, case, "delete", r, self.against)
-        )
+        return self.each_reference("positive", self.references, lambda r: self.accuracy_area(case, "delete", r))

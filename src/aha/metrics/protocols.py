@@ -55,6 +55,15 @@ _define(
     f"confidence_increase({_THREE})",
 )
 _define(
+    "aha-adaptive",
+    "The protocol `aha` at about a tenth of its images: some of its 224 steps, chosen by the curves themselves, until "
+    "the average over the references is sure by its own estimate: to 0.002, Positive and Negative to 0.007.",
+    *(f"{name}(steps='adaptive', tolerance=0.002, {_THREE})" for name in _CURVES[:3]),
+    *(f"{name}(steps='adaptive', tolerance=0.007, {_THREE})" for name in _CURVES[3:]),
+    f"average_drop({_THREE})",
+    f"confidence_increase({_THREE})",
+)
+_define(
     "rise",
     "RISE code: deletion to zero after normalisation, insertion into its blur(11, 5), 224 steps, trapezoid.",
     f"deletion(steps=224, {_MDA_DELETED})",

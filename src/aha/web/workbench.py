@@ -275,7 +275,7 @@ class Workbench:
     def _sharpened(self, case: Case, key_of_map: str, protocol: InsDel) -> dict[str, Curves]:
         """The curves by reference; the points that coarse curves of the same map have already are not asked again."""
         known = self._coarse(key_of_map, protocol)
-        if not known:
+        if not known or protocol.steps == "adaptive":
             return reference_curves(case, protocol)
         coarse, fine = (set(step_counts(case.num_pixels, steps)) for steps in (COARSE_STEPS, protocol.steps))
         missing = tuple(count / case.num_pixels for count in sorted(fine - coarse))
@@ -284,7 +284,7 @@ class Workbench:
 
     def _coarse(self, key_of_map: str, protocol: InsDel) -> dict[str, Curves]:
         """Coarse curves for every reference of a protocol, if a job found them before: one for all, or one for each."""
-        if protocol.steps % COARSE_STEPS or protocol.steps == COARSE_STEPS:
+        if protocol.steps == "adaptive" or protocol.steps % COARSE_STEPS or protocol.steps == COARSE_STEPS:
             return {}
         found = {}
         for reference in protocol.references:

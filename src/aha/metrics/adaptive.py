@@ -1,0 +1,125 @@
+"""Which points of perturbation curves to ask about next, and how far their areas may be off.
+
+Along a sequence of perturbed images the model's answers move like a random walk: over four times as many steps they
+stray twice as far from the straight line. So a gap between two points adds an error that is as large as the gap is wide
+and as its ends stray from the lines through their neighbours; errors of different gaps add like random numbers. What
+happens wholly between two neighbouring points cannot be seen from them: a spike that is narrower than the first gaps
+may be missed, and the area then lacks that of the spike at most.
+
+Places are whole numbers 0 ... last in rising order, the steps of the finest curve; heights and margins are the values
+there. Errors are in units of height times the whole width, one for each gap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+FINEST = 224  # steps among which points are chosen: those of the protocol `aha`
+_FIRST_GAPS = 7  # 224 = 7 * 32: all of them can be halved down to single steps
+_STRAYING = 5.0  # a random walk's second difference over the error of the area between: sqrt(24)
+_SHARE = 0.7  # of the squared error that is dealt with in one round
+
+
+def first_places(last: int) -> list[int]:
+    """Where to begin: both ends and a few places between, evenly."""
+    gaps = min(_FIRST_GAPS, last)
+    return [round(gap * last / gaps) for gap in range(gaps + 1)]
+
+
+def further_places(
+    places: Sequence[Sequence[int]], errors: Sequence[Sequence[float]], tolerance: float
+) -> list[list[int]]:
+    """For each curve the places to ask about next, in the middle of the worst gaps; none if the mean is sure enough."""
+    gaps = [(error, curve, gap) for curve, own in enumerate(errors) for gap, error in enumerate(own)]
+    left = sum(error**2 for error, _, _ in gaps)
+    enough = (tolerance * len(places)) ** 2
+    further: list[list[int]] = [[] for _ in places]
+    if left <= enough:
+        return further
+    goal = max(enough, (1 - _SHARE) * left)
+    for error, curve, gap in sorted(gaps, reverse=True):
+        if left <= goal or error == 0:
+            break
+        further[curve].append((places[curve][gap] + places[curve][gap + 1]) // 2)
+        left -= error**2
+    return further
+
+
+def estimated_error(errors: Sequence[Sequence[float]]) -> float:
+    """How far the mean of the curves' areas may be off."""
+    return math.hypot(*(error for own in errors for error in own)) / len(errors)
+
+
+def height_errors(places: Sequence[int], heights: Sequence[float]) -> list[float]:
+    """How far the trapezoid over each gap of a curve may be off; single steps are sure."""
+    widths = np.diff(np.asarray(places, dtype=float))
+    slopes = np.diff(np.asarray(heights, dtype=float)) / widths
+    bends = np.abs(np.diff(slopes)) if len(slopes) > 1 else np.zeros(1)
+    sides = np.maximum(np.append(bends[:1], bends), np.append(bends, bends[-1:]))[: len(widths)]
+    errors = widths**2 * sides / (places[-1] - places[0]) / _STRAYING
+    return list(np.where(widths > 1, errors, 0.0))
+
+
+def filled_in(places: Sequence[int], heights: Sequence[float]) -> NDArray[np.float64]:
+    """The curve at every step: smooth through its points, and between two of them never beyond them.
+
+    Fritsch and Carlson's monotone cubics. Straight lines would lie above a curve that falls ever more slowly, as
+    deletion curves do, everywhere.
+    """
+    x, y = np.asarray(places, dtype=float), np.asarray(heights, dtype=float)
+    widths, slopes = np.diff(x), np.diff(y) / np.diff(x)
+    tangents = np.append(slopes[:1], slopes[-1:]) if len(slopes) == 1 else np.zeros_like(y)
+    if len(slopes) > 1:
+        tangents[[0, -1]] = slopes[[0, -1]]
+        # A weighted harmonic mean of the slopes on both sides, where they go the same way; else a turning point.
+        near, far = 2 * widths[1:] + widths[:-1], widths[1:] + 2 * widths[:-1]
+        same = slopes[:-1] * slopes[1:] > 0
+        inner = (near + far)[same] / (near[same] / slopes[:-1][same] + far[same] / slopes[1:][same])
+        tangents[1:-1][same] = inner
+    steps = np.arange(places[0], places[-1] + 1)
+    gap = np.clip(np.searchsorted(x, steps, side="right") - 1, 0, len(widths) - 1)
+    w, t = widths[gap], (steps - x[gap]) / widths[gap]
+    line = y[gap] + t * (y[gap + 1] - y[gap])
+    bow = t * (1 - t) * w * ((1 - t) * (tangents[gap] - slopes[gap]) - t * (tangents[gap + 1] - slopes[gap]))
+    return np.asarray(line + bow)
+
+
+def recognition(places: Sequence[int], margins: Sequence[float]) -> NDArray[np.float64]:
+    """How probable it is, at every step, that the margin of the class is above zero: 0 or 1 where it is known.
+
+    Between two known margins the others are those of a random walk that has to end there; how far it strays is read
+    off how far the known ones stray from the lines through their neighbours.
+    """
+    known, values = np.asarray(places, dtype=float), np.asarray(margins, dtype=float)
+    steps = np.arange(places[0], places[-1] + 1)
+    before = known[np.clip(np.searchsorted(known, steps, side="right") - 1, 0, len(known) - 2)]
+    after = known[np.clip(np.searchsorted(known, steps, side="right"), 1, len(known) - 1)]
+    spread = _straying(known, values) * np.sqrt((steps - before) * (after - steps) / (after - before))
+    line = np.interp(steps, known, values)
+    is_open = spread > 0
+    result: NDArray[np.float64] = (line > 0).astype(np.float64)
+    result[is_open] = [0.5 * math.erfc(-z / math.sqrt(2)) for z in (line[is_open] / spread[is_open])]
+    return result
+
+
+def recognition_errors(places: Sequence[int], margins: Sequence[float]) -> list[float]:
+    """How far the share of steps at which the class is recognised may be off, for each gap."""
+    chance = recognition(places, margins)
+    doubt = np.sqrt(chance * (1 - chance))
+    starts = np.asarray(places[:-1]) - places[0]
+    return list(np.add.reduceat(doubt[:-1], starts) / (places[-1] - places[0]))
+
+
+def _straying(places: NDArray[np.float64], values: NDArray[np.float64]) -> float:
+    """The standard deviation of a random walk's single step, from the second differences of what is known of it."""
+    if len(places) < 3:
+        return 0.0
+    widths, lines = np.diff(places), np.diff(values) / np.diff(places)
+    left, right = widths[:-1], widths[1:]
+    # A point's distance from the line through its neighbours has the variance of a bridge between them.
+    distances = np.diff(lines) * left * right / (left + right)
+    return float(np.sqrt(np.mean(distances**2 * (left + right) / (left * right))))
