@@ -150,7 +150,7 @@ def test_only_the_model_layer_knows_the_inside_of_models() -> None:
 
 
 def test_methods_see_models_through_their_public_names() -> None:
-    objects = {f"aha.models.{name}" for name in ("TargetModel", "Trace", "Block", "BlockStates")}
+    objects = {f"aha.models.{name}" for name in ("TargetModel", "Trace", "Block", "BlockStates", "Captures", "NOTHING")}
     mathematics = ("aha.models.relevance.", "aha.models.scores.")  # functions of tensors, which know no model
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"

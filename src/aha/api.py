@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any, overload
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, overload
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from aha.core.interrupts import interrupts_wait
 from aha.core.progress import Listener, in_parts, part
 from aha.core.progress_line import shown
 from aha.data.batches import Batch, Images, count_images, iter_batches
-from aha.data.targets import Target, resolve_targets
+from aha.data.targets import Target, most_classes, resolve_targets
 from aha.errors import ImageError, MapWarning, ModelError, SpecError, warn
 from aha.methods import Method, check_fit, load_method
 from aha.methods.machinery.distribution import Distribution
@@ -177,16 +177,14 @@ def _explain_batch(
         inputs = batch.inputs.to(model.device, torch.promote_types(batch.inputs.dtype, torch.float32)).clone()
         size = (inputs.shape[-2], inputs.shape[-1])
         check_fit(method, model, inputs.shape[1:])
-        outputs = model.outputs(inputs) if batch.outputs is None else batch.outputs
-        chosen = resolve_targets(
-            target, model, outputs, batch.labels, first=first, positions=batch.positions, total=total
-        )
+        question = _Question(model, method, inputs, target, batch, seed, chunks, first, total)
+        parts = question.answer_in_parts() if batch.outputs is None else [question.answer_knowing(batch.outputs)]
+        chosen = [row for part in parts for row in part.chosen]
+        outputs = torch.cat([part.outputs for part in parts])
         rows = torch.tensor([i for i, classes in enumerate(chosen) for _ in classes], device=model.device)
         classes = torch.tensor([c for row in chosen for c in row], device=model.device)
-        seeded = method.seeded(seed)
-        told = [seeded.among(row) for row in chosen]
-        native, found = _compute(model, [told[i] for i in rows.tolist()], inputs[rows], classes, chunks)
-        maps = _at_input_size(native, size, method)
+        maps = _at_input_size(torch.cat([part.maps for part in parts]), size, method)
+        found = [distribution for part in parts for distribution in part.distributions]
         scores = model.score(outputs[rows], classes)
     explanation = Explanation(
         maps=maps.cpu(),
@@ -219,6 +217,70 @@ def with_cards(model: TargetModel, batch: Batch, explanation: Explanation, maker
     rows = zip(explanation.subjects, explanation.targets.tolist(), explanation.maps, strict=True)
     cards = [maker.card(samples[id(subject)], target, values, explanation.method) for subject, target, values in rows]
     return replace(explanation, cards=cards)
+
+
+class _Answer(NamedTuple):
+    """The classes of some images, their outputs (b, K), and native maps (N, h, w) with their distributions, if any."""
+
+    chosen: list[list[int]]
+    outputs: Tensor
+    maps: Tensor
+    distributions: list[Distribution]
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked about the images of a batch."""
+
+    model: TargetModel
+    method: Method
+    inputs: Tensor
+    target: Target
+    batch: Batch
+    seed: int
+    chunks: Chunks
+    first: int
+    total: int | None
+
+    def answer_in_parts(self) -> list[_Answer]:
+        """As many images at a time as have their maps in a chunk; one pass chooses classes and serves the method."""
+        captures = self.method.reads(self.model, self.inputs.shape[1:])
+
+        def work(part: slice) -> _Answer:
+            with self.model.keeping(self.inputs[part], captures) as outputs:
+                return self.answer(outputs, part)
+
+        each = most_classes(self.target, self.total)
+        images = Chunks(max(1, self.chunks.size // each))
+        parts = images.run(work, len(self.inputs))
+        self.chunks.size = min(self.chunks.size, images.size * each)  # what did not fit will not fit the next time
+        return parts
+
+    def answer_knowing(self, outputs: Tensor) -> _Answer:
+        """All maps, where the outputs (B, K) of the images are known already."""
+        with self.model.keeping(self.inputs, outputs=outputs) as outputs:
+            return self.answer(outputs)
+
+    def answer(self, outputs: Tensor, part: slice = slice(None)) -> _Answer:
+        """The maps of some of the images, whose outputs (b, K) are known."""
+        places = range(len(self.inputs))[part]
+        labels, positions = self.batch.labels, self.batch.positions
+        chosen = resolve_targets(
+            self.target,
+            self.model,
+            outputs,
+            None if labels is None else labels[part],
+            first=self.first + places.start,
+            positions=None if positions is None else positions[part],
+            total=self.total,
+        )
+        seeded = self.method.seeded(self.seed)
+        told = [seeded.among(row) for row in chosen]
+        rows = [i for i, classes in enumerate(chosen) for _ in classes]
+        classes = torch.tensor([c for row in chosen for c in row], device=self.model.device)
+        images = self.inputs[part][rows]
+        maps, found = _compute(self.model, [told[i] for i in rows], images, classes, self.chunks)
+        return _Answer(chosen, outputs, maps, found)
 
 
 def _compute(

@@ -7,7 +7,7 @@ that it depends on: weights, settings, the picture's content, the method's param
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,8 @@ from aha.data.images import read_image
 from aha.data.targets import resolve_targets
 from aha.errors import ImageError, ModelError, OutputError, TargetError
 from aha.methods import Method, check_fit
-from aha.models import TargetModel
+from aha.methods.base import in_one_pass
+from aha.models import NOTHING, TargetModel
 from aha.results.folder import ResultFolder
 
 
@@ -112,7 +113,8 @@ class FileRun:
             )
         self._model, self._methods, self._target, self._seed = model, list(dict.fromkeys(methods)), target, seed
         # By what they say they cost: a quick method must not look like half of the work.
-        self._costs = [method.cost(model, model.stated_preprocessing().size).passes for method in self._methods]
+        size = model.stated_preprocessing().size
+        self._costs = {method: method.cost(model, size).passes for method in self._methods}
         self.maps_per_image = _count_classes(target, model, images)
         self._with_card = card
         self.cards: list[tuple[str, str, str, str]] = []
@@ -147,8 +149,7 @@ class FileRun:
                         stack.callback(lambda: self._results.note(self._model.engine_facts))
                         opened = True
                     with heard_by(_since_last_time(on_progress, len(images))):
-                        for method in in_shares(self._methods, self._costs):
-                            self._explain(images, batch, method)
+                        self._explain_by_all(images, batch)
                     self.done += len(images)
                 if not opened and not self._results.is_listed():
                     stack.enter_context(self._results)
@@ -176,6 +177,14 @@ class FileRun:
             if images and (len(images) == size or place == len(self._pending)):
                 yield images, Batch(torch.stack(inputs), subjects)
                 images, inputs, subjects = [], [], []
+
+    def _explain_by_all(self, images: Sequence[BenchImage], batch: Batch) -> None:
+        """All methods that lack maps; the images are run once for those that read their pass."""
+        missing = [m for m in self._methods if not all(self._has_maps(image, m) for image in images)]
+        ordered = sorted(missing, key=lambda m: m.reads(self._model, batch.inputs.shape[1:]) == NOTHING)
+        with closing(in_one_pass(self._model, batch.inputs, ordered)) as methods:
+            for method in in_shares(methods, [self._costs[method] for method in ordered]):
+                self._explain(images, batch, method)
 
     def _explain(self, images: Sequence[BenchImage], batch: Batch, method: Method) -> None:
         rows = [row for row, image in enumerate(images) if not self._has_maps(image, method)]

@@ -16,6 +16,8 @@ from aha.bench.runner import ENGINES, BenchRun
 from aha.core.ledger import sound_lines
 from aha.data.labelled import find_labelled, read_mask
 from aha.errors import DamageWarning
+from aha.files import FileRun, find_pictures
+from aha.methods import load_method
 from fakes import Boom, changes, snapshot
 
 
@@ -207,3 +209,31 @@ def test_what_ran_the_passes_is_noted_once_and_again_where_the_note_is_damaged(p
     path.write_bytes(path.read_bytes().replace(b'"process":0', b'"process":7'))
     with pytest.warns(DamageWarning, match="line 1 is damaged"):
         assert noted() == first
+
+
+@pytest.mark.filterwarnings("ignore::aha.AhaWarning")  # flat maps of a random network
+def test_no_clean_image_is_run_twice(plan: Plan, data: Path, tmp_path: Path) -> None:
+    """Whoever reads the images' own pass: the choice of classes, several methods, two kinds of target."""
+    methods = ("grad_cam", "layer_cam", "gradient", "input_x_gradient", "eigen_cam", "random_map")
+    plan = replace(plan, methods=methods, metrics=("sparseness",), targets=("top1", "label"))
+    model = tiny_model()
+    for method in methods:  # what is found out about a model is found out once
+        aha.explain(model, data / "00.png", method)
+    shown: list[int] = []
+    model.module.register_forward_pre_hook(lambda _module, args: shown.append(len(args[0])))
+    BenchRun(plan, tmp_path / "run", model=model).run()
+    assert sum(shown) == 6
+    forward = {cell["method"]: cell["forward"] for cell in cells_of(tmp_path / "run").values()}
+    assert forward == {method: float(method != "random_map") for method in methods}  # as if each had been alone
+    shown.clear()
+    files = sorted(data.glob("*.png"))
+    scores = aha.evaluate(model, files, list(methods), "sparseness")
+    assert sum(shown) == 6 and not scores.failures
+    shown.clear()
+    pictures = find_pictures([str(file) for file in files], tmp_path / "maps", model)
+    FileRun(model, pictures, [load_method(name) for name in methods], "top1", tmp_path / "maps").run(4)
+    assert sum(shown) == 6
+    shared = {(row.image, row.method, row.metric): row.value for row in scores.rows}
+    for method in methods:
+        for row in aha.evaluate(tiny_model(), files, method, "sparseness").rows:
+            assert shared[row.image, row.method, row.metric] == pytest.approx(row.value, abs=1e-5)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,10 +24,12 @@ from aha.data.mosaics import Mosaic
 from aha.data.targets import Target, resolve_targets
 from aha.errors import AhaError, AhaWarning, ImageError, MetricError, warn
 from aha.methods import Method, check_fit, load_method
+from aha.methods.base import read_by
 from aha.metrics import Case, Metric, Sample
+from aha.metrics.case import Perturbation, ask_model
 from aha.metrics.curves import CurveMetric
 from aha.metrics.protocols import Protocol, load_protocols
-from aha.models import TargetModel, load_model
+from aha.models import NOTHING, TargetModel, load_model
 from aha.models.memory import Chunks, PeakMemory
 from aha.models.preprocessing import Geometry
 from aha.results.explanation import Explanation
@@ -95,12 +97,16 @@ def evaluate(
         for batch in iter_batches(model, images, chunks.size, labels, on_error):
             positions = batch.positions or list(range(first, first + len(batch.inputs)))
             with part(first, first + len(positions), total) if total else nullcontext():
-                samples, outputs = labelled_samples(model, batch, truth, positions, scores.failures)
-                chosen = resolve_targets(targets, model, outputs, batch.labels, positions=positions, total=total)
                 batch = replace(batch, positions=positions)
+                methods = [source for source in sources if isinstance(source, MethodSource)]
+                with clean_pass(model, batch.inputs, [source.method for source in methods], protocols) as reading:
+                    samples, outputs = labelled_samples(model, batch, truth, positions, scores.failures)
+                    chosen = resolve_targets(targets, model, outputs, batch.labels, positions=positions, total=total)
+                    for own in methods:
+                        own.ahead = own.try_to_make(batch, outputs, chosen) if own.method in reading else None
                 for source in in_parts(sources):
                     cases = source.cases(batch, samples, outputs, chosen, scores.failures)
-                    _score_all(cases, sum(map(len, chosen)), protocols, scores)
+                    _score_all(iter(prepared(cases, protocols)), sum(map(len, chosen)), protocols, scores)
             first += len(samples)
     _tell_of_failures(scores)
     return scores
@@ -171,16 +177,39 @@ def _reason(error: Exception) -> str:
 
 def prepare(case: Case, protocols: Sequence[Protocol]) -> None:
     """Asks the model for all that the protocols will look at, in one stream of full batches."""
+    _ask([case], [chosen for protocol in protocols for chosen in protocol.metrics])
+
+
+def prepared(cases: Iterable[Case], protocols: Sequence[Protocol]) -> Iterable[Case]:
+    """The cases; curves whose steps follow from answers go on side by side, so that a batch is full in every round.
+
+    What does not depend on answers is left to `prepare`: its batches are full for each case alone.
+    """
+    every = (chosen for protocol in protocols for chosen in protocol.metrics)
+    adaptive = [chosen for chosen in every if isinstance(chosen, CurveMetric) and chosen.is_adaptive]
+    if not adaptive:
+        return cases
+    cases = list(cases)
+    with suppress(Exception):  # the case to blame will meet it again, and it alone
+        _ask(cases, adaptive)
+    return cases
+
+
+def _ask(cases: Sequence[Case], metrics: Sequence[Metric]) -> None:
+    """Asks what the metrics want to know, and what they want to know after that, until they want no more."""
+    while wanted := [(case, p) for case in cases for chosen in metrics for p in _open(case, chosen)]:
+        ask_model(wanted)
+
+
+def _open(case: Case, chosen: Metric) -> list[Perturbation]:
+    """What the metric wants to know of the model and can be asked; what cannot, the metric will say itself."""
     wanted = []
-    for protocol in protocols:
-        for chosen in protocol.metrics:
-            for perturbation in chosen.perturbations(case):
-                try:
-                    case.sample.reference(perturbation.reference, case.target)
-                except AhaError:
-                    continue  # the metric will say so itself
+    with suppress(AhaError):
+        for perturbation in chosen.perturbations(case):
+            if not case.is_known(perturbation):
+                case.sample.reference(perturbation.reference, case.target)
                 wanted.append(perturbation)
-    case.prepare(wanted)
+    return wanted
 
 
 def _curve_rows(case: Case, chosen: Metric, protocol: Protocol) -> list[CurveRow]:
@@ -206,6 +235,39 @@ def _curve_rows(case: Case, chosen: Metric, protocol: Protocol) -> list[CurveRow
     return rows
 
 
+class Made(NamedTuple):
+    """The maps (n, H, W) of each image, and what one of them took as if the method had been alone."""
+
+    maps: Sequence[Tensor]
+    seconds: float
+    forward_images: float
+    backward_images: float
+    peak_bytes: float | None
+
+    def of(self, images: Iterable[int]) -> Made:
+        """The maps of some of the images."""
+        return self._replace(maps=[self.maps[i] for i in images])
+
+
+@contextmanager
+def clean_pass(
+    model: TargetModel, inputs: Tensor, methods: Iterable[Method], protocols: Iterable[Protocol]
+) -> Iterator[list[Method]]:
+    """Inside the block the images are run once for all methods that read their pass; gives those methods.
+
+    Their maps are made at once and judged afterwards, so that the pass is not kept in memory meanwhile. Where a
+    protocol measures costs there are none: then every method is run alone.
+    """
+    reading = []
+    if not any(chosen.name == "cost" for protocol in protocols for chosen in protocol.metrics):
+        for method in methods:
+            with suppress(AhaError):  # the method will say so itself
+                if method.reads(model, inputs.shape[1:]) != NOTHING:
+                    reading.append(method)
+    with model.keeping(inputs, read_by(reading, model, inputs.shape[1:])):
+        yield reading
+
+
 @dataclass
 class MethodSource:
     """Maps computed by a method.
@@ -215,38 +277,61 @@ class MethodSource:
         method: whose maps they are.
         seed: of the method and of what metrics draw.
         faults: errors that are recorded as failures; others are the caller's.
+        ahead: maps of the next batch that is asked for, where they are there already.
     """
 
     model: TargetModel
     method: Method
     seed: int
     faults: type[Exception] = AhaError
+    ahead: Made | None = None
 
     def cases(
-        self, batch: Batch, samples: list[Sample], outputs: Tensor, chosen: list[list[int]], failures: list[Failure]
+        self,
+        batch: Batch,
+        samples: list[Sample],
+        outputs: Tensor,
+        chosen: list[list[int]],
+        failures: list[Failure],
     ) -> Iterator[Case]:
         """A case for each image of a batch and each of its chosen classes, in that order."""
-        before, start = self.model.passes.copy(), time.perf_counter()
-        peak = PeakMemory(self.model.device)
+        made, self.ahead = self.ahead, None
         try:
-            # The classes are resolved already, in the order of the batch.
-            plain = replace(batch, positions=None, outputs=outputs)
-            with peak:
-                found = explain(self.model, plain, self.method, chosen, seed=self.seed)
+            made = made or self.make(batch, outputs, chosen)
         except self.faults as error:
             failures += [Failure(sample.name, str(self.method), "", _reason(error)) for sample in samples]
             return
+        for sample, classes, maps in zip(samples, chosen, made.maps, strict=True):
+            for target, values in zip(classes, maps, strict=True):
+                case = _case(sample, target, values, str(self.method), self.seed, failures)
+                if case is not None:
+                    case.explain, case.seconds = partial(self._again, classes), made.seconds
+                    case.forward_images, case.backward_images = made.forward_images, made.backward_images
+                    case.peak_bytes = made.peak_bytes
+                    yield case
+
+    def try_to_make(self, batch: Batch, outputs: Tensor, chosen: list[list[int]]) -> Made | None:
+        """The maps, made before they are asked for; what fails will fail again when it is, and then be recorded."""
+        with suppress(self.faults):
+            return self.make(batch, outputs, chosen)
+        return None
+
+    def make(self, batch: Batch, outputs: Tensor, chosen: list[list[int]]) -> Made:
+        """The maps of a batch for the classes of each image, measured."""
+        before, start = self.model.passes.copy(), time.perf_counter()
+        peak = PeakMemory(self.model.device)
+        # The classes are resolved already, in the order of the batch.
+        plain = replace(batch, positions=None, outputs=outputs)
+        with peak:
+            found = explain(self.model, plain, self.method, chosen, seed=self.seed)
         count = len(found)
-        seconds = (time.perf_counter() - start) / count
-        spent = {kind: (self.model.passes[kind] - before[kind]) / count for kind in ("forward", "backward")}
-        pairs = [(samples[i], target, row) for i, row in enumerate(chosen) for target in row]
-        for values, (sample, target, together) in zip(found.maps, pairs, strict=True):
-            case = _case(sample, target, values, str(self.method), self.seed, failures)
-            if case is not None:
-                case.explain, case.seconds = partial(self._again, together), seconds
-                case.forward_images, case.backward_images = spent["forward"], spent["backward"]
-                case.peak_bytes = None if peak.bytes is None else peak.bytes / count
-                yield case
+        asked = self.model.passes.copy()
+        asked.subtract(before)
+        # A pass that was kept from elsewhere counts as if the method had been alone.
+        seconds = (time.perf_counter() - start + asked["nanoseconds spared"] / 1e9) / count
+        forward, backward = ((asked[kind] + asked[f"{kind} spared"]) / count for kind in ("forward", "backward"))
+        maps = torch.split(found.maps, [len(classes) for classes in chosen])
+        return Made(maps, seconds, forward, backward, None if peak.bytes is None else peak.bytes / count)
 
     def _again(self, together: list[int], model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
         maps = self.method.seeded(self.seed).among(together)(model, inputs, classes).detach().float()

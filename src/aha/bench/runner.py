@@ -145,7 +145,15 @@ class BenchRun:
                 on_step(Step(len(own), sum(not cell["found"] for cell in own), method))
 
         scoring = Scoring(
-            self.model, self.methods, self.subjects, self.cells, self.plan.seed, self.plan.maps, sink, deliver
+            self.model,
+            self.methods,
+            self.subjects,
+            self.cells,
+            self.plan.seed,
+            self.plan.maps,
+            sink,
+            deliver,
+            self.work.protocols,
         )
         while part := list(islice(images, self.plan.batch_size)):
             scoring.images(part)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
 from aha.bench.cells import Cells, Measured
-from aha.bench.evaluate import MethodSource, prepare, score_case
+from aha.bench.evaluate import Made, MethodSource, clean_pass, prepare, prepared, score_case
 from aha.bench.plan import KeepMaps
 from aha.bench.subjects import GRID, LoadedImage, Subjects
 from aha.bench.truth import labelled_samples
@@ -67,6 +67,7 @@ class Scoring:
     maps: KeepMaps
     sink: Sink
     deliver: Callable[[list[Line]], None]
+    protocols: Sequence[Metrics]
 
     def images(self, part: Sequence[BenchImage]) -> None:
         """Delivers all cells of the images that are missing."""
@@ -82,7 +83,11 @@ class Scoring:
         batch = Batch(torch.stack([r.inputs for r in loaded]), [r.subject for r in loaded])
         truth = self.subjects.truth(loaded)
         try:
-            samples, outputs = labelled_samples(self.model, batch, truth, range(len(loaded)), failures)
+            own = [method for method in self.methods if isinstance(method, Method)]
+            with clean_pass(self.model, batch.inputs, own, self.protocols) as reading:
+                samples, outputs = labelled_samples(self.model, batch, truth, range(len(loaded)), failures)
+                scoring = _BatchScoring(self, loaded, batch, samples, outputs, failures)
+                scoring.make_maps_of(reading)
         except Exception as error:  # whatever it was: the other images go on
             if len(loaded) > 1:
                 for alone in loaded:
@@ -92,7 +97,7 @@ class Scoring:
             return
         for sample, known in zip(samples, loaded, strict=True):
             sample.label = known.image.label
-        _BatchScoring(self, loaded, batch, samples, outputs, failures).run()
+        scoring.run()
 
     def _fail(self, image: BenchImage, reason: str) -> None:
         missing = self.cells.missing(image)
@@ -120,6 +125,29 @@ class _BatchScoring:
     known: dict[tuple[str, str, str], Line] = field(default_factory=dict)  # image, method, protocol -> a cell
     pictures: dict[str, list[Any]] = field(default_factory=dict)
     delivered: set[str] = field(default_factory=set)
+    ahead: dict[tuple[str, str], tuple[list[int], Made]] = field(default_factory=dict)  # target kind, method
+
+    def make_maps_of(self, methods: Sequence[Method]) -> None:
+        """Makes the maps of these methods that will be scored, for all kinds of target."""
+        there: set[tuple[str, int, tuple[int, ...]]] = set()  # the same class of another kind is not made twice
+        for target_kind in self.all_.subjects.target_kinds:
+            chosen = self._classes(target_kind)
+            for method in methods:
+                keys = [(str(method), row, tuple(classes)) for row, classes in enumerate(chosen)]
+                images = [known.image for known in self.loaded]
+                wanted = [bool(self.all_.cells.missing_protocols(image, method, target_kind)) for image in images]
+                rows = [row for row, key in enumerate(keys) if wanted[row] and key not in there]
+                there |= {keys[row] for row in rows}
+                made = self._source(method).try_to_make(*self._part(rows, chosen)) if rows else None
+                if made is not None:
+                    self.ahead[target_kind, str(method)] = rows, made
+
+    def _source(self, method: Method) -> MethodSource:
+        return MethodSource(self.all_.model, method, self.all_.seed, Exception)
+
+    def _part(self, rows: Sequence[int], chosen: list[list[int]]) -> tuple[Batch, Tensor, list[list[int]]]:
+        part = Batch(self.batch.inputs[rows], [self.batch.subjects[row] for row in rows])
+        return part, self.outputs[rows], [chosen[row] for row in rows]
 
     def run(self) -> None:
         """All cells of the batch that are missing."""
@@ -171,17 +199,14 @@ class _BatchScoring:
         cells: dict[tuple[int, str], Line] = {}
         failures: list[Failure] = []
         places = {self.samples[row].name: row for row in rows}
-        source = (
-            MethodSource(self.all_.model, task.method, self.all_.seed, Exception)
-            if isinstance(task.method, Method)
-            else task.method
-        )
-        part = Batch(self.batch.inputs[rows], [self.batch.subjects[row] for row in rows])
-        cases = source.cases(
-            part, [self.samples[row] for row in rows], self.outputs[rows], [chosen[row] for row in rows], failures
-        )
+        source = self._source(task.method) if isinstance(task.method, Method) else task.method
+        made_rows, made = self.ahead.get((task.target_kind, str(task.method)), ([], None))
+        if isinstance(source, MethodSource) and made is not None and set(rows) <= set(made_rows):
+            source.ahead = made.of(made_rows.index(row) for row in rows)
+        part, outputs, classes = self._part(rows, chosen)
+        cases = source.cases(part, [self.samples[row] for row in rows], outputs, classes, failures)
         open_row: int | None = None
-        for case in cases:
+        for case in prepared(cases, task.protocols):
             row = places[case.sample.name]
             if open_row is not None and open_row != row:  # all classes of the image before are done
                 self._finish(open_row, task, cells, failures)

@@ -7,7 +7,7 @@ may raise, KeyboardInterrupt for one, to end the work; between the parts a Ctrl-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ def part(start: float, end: float, total: float) -> Iterator[None]:
         work.low, work.high = low, high
 
 
-def in_shares(items: Sequence[T], weights: Sequence[float]) -> Iterator[T]:
+def in_shares(items: Iterable[T], weights: Sequence[float]) -> Iterator[T]:
     """The items one by one; what is done about each is a part of the work at hand as large as its weight."""
     ends = list(accumulate(weights))
     for item, end, weight in zip(items, ends, weights, strict=True):

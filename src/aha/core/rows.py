@@ -35,6 +35,22 @@ def distinct_rows(values: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(list(kinds), device=values.device), where
 
 
+def matching_rows(values: Tensor, known: Tensor) -> Tensor:
+    """For each row (B, ...) the row of `known` (U, ...) that it equals, or -1; as a tensor (B,)."""
+    if values.shape[1:] != known.shape[1:] or values.dtype != known.dtype:
+        return torch.full((len(values),), -1, device=values.device)
+    if len(values) == len(known) and torch.equal(values, known):
+        return torch.arange(len(values), device=values.device)
+    stride = max(1, values[0].numel() // _GLANCE)
+    ours, theirs = (tensor.flatten(1)[:, ::stride] for tensor in (values, known))
+    alike = (ours[:, None] == theirs[None]).all(dim=-1)  # (B, U)
+    found = [-1] * len(values)
+    for row, kind in alike.nonzero().tolist():
+        if found[row] < 0 and torch.equal(values[row], known[kind]):
+            found[row] = kind
+    return torch.tensor(found, device=values.device)
+
+
 def occurrences(where: Tensor) -> list[Tensor]:
     """Row positions in rounds: the first row of each kind, then the second of each that has one, and so on."""
     seen: dict[int, int] = {}

@@ -49,6 +49,17 @@ def resolve_targets(
     return chosen
 
 
+def most_classes(target: Target, total: int | None = None) -> int:
+    """How many classes of an image the target may stand for, at most; before any image has been looked at."""
+    if isinstance(target, str):
+        top = re.fullmatch(r"top(\d+)", target)
+        return max(1, int(top[1])) if top else target.count(",") + 1
+    rows = _as_list(target) if _is_row(target) else []
+    if total == 1 and rows and not _is_row(rows[0]):
+        return len(rows)
+    return max((len(row) for row in rows if _is_row(row)), default=1)
+
+
 def _by_word(word: str, model: TargetModel, outputs: Tensor, labels: Tensor | None) -> list[list[int]]:
     if word == "label":
         if labels is None:

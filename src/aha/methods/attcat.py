@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 
 from aha.methods.base import Method, method
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
-@method("attcat", family="attention", needs={"attention", "tokens", "gradients"}, citation="Qiang et al., NeurIPS 2022")
+@method(
+    "attcat",
+    family="attention",
+    needs={"attention", "tokens", "gradients"},
+    reads=Captures(attention=True, tokens=True),
+    citation="Qiang et al., NeurIPS 2022",
+)
 @dataclass(frozen=True)
 class AttCAT(Method):
     """`sum over l of a^l_j * (sum over channels of h^l_j * d score / d h^l_j)` (eq. 6-8), signed.

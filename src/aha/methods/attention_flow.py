@@ -14,10 +14,16 @@ from torch import Tensor
 
 from aha.core.progress import in_parts
 from aha.methods.base import Method, method
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
-@method("attention_flow", family="attention", needs={"attention"}, citation="Abnar & Zuidema, ACL 2020")
+@method(
+    "attention_flow",
+    family="attention",
+    needs={"attention"},
+    reads=Captures(attention=True),
+    citation="Abnar & Zuidema, ACL 2020",
+)
 @dataclass(frozen=True)
 class AttentionFlow(Method):
     """Maximum flow from each patch, before the first block, to the tokens read, after the last; class-agnostic.

@@ -8,9 +8,10 @@ multiplies with pixels.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
+from operator import or_
 from typing import ClassVar, Self, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from aha.core.seeds import generator_of
 from aha.core.spec import Spec, parse
 from aha.errors import CapabilityError, SpecError
 from aha.methods.cost import Cost
-from aha.models import TargetModel
+from aha.models import NOTHING, Captures, TargetModel
 from aha.perturb.partitions import PARTITIONS
 from aha.perturb.references import REFERENCES, Reference, check_reference
 
@@ -38,11 +39,13 @@ class Method(Spec):
     Attributes:
         family: baseline, gradient, cam, attention, perturbation, ... for lists and tables.
         required: capabilities that every variant of the method needs.
+        captured: what every variant reads of the clean images' forward pass (see `reads`).
         citation: where the method comes from.
     """
 
     family: ClassVar[str] = ""
     required: ClassVar[frozenset[str]] = frozenset()
+    captured: ClassVar[Captures] = NOTHING
     citation: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -67,6 +70,14 @@ class Method(Spec):
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         """What one map of an image of this size, (H, W), costs; a method whose parameters can make it dear says so."""
         return reduce(Cost.then, (inner.cost(model, size) for inner in self._inner()), Cost())
+
+    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
+        """What `model.trace` or `model.features` will be asked about the images themselves, of this size (C, H, W).
+
+        The pass that chooses the class then captures it, and several methods share one pass. A method that does not
+        say so here is no less right, but runs its images once more.
+        """
+        return self.captured
 
     def seeded(self, seed: int) -> Self:
         """The same method with every open `seed`, its inner methods' included, filled in."""
@@ -98,15 +109,37 @@ class Method(Spec):
         return [value for field in fields(self) if isinstance(value := getattr(self, field.name), Method)]
 
 
-def method(name: str, *, family: str, needs: Iterable[str] = (), citation: str = "") -> Callable[[M], M]:
+def method(
+    name: str, *, family: str, needs: Iterable[str] = (), reads: Captures = NOTHING, citation: str = ""
+) -> Callable[[M], M]:
     """Class decorator that registers a method; the name is also its file, its command-line word and its table row."""
 
     def add(cls: M) -> M:
         cls.name, cls.family, cls.required, cls.citation = name, family, frozenset(needs), citation
+        cls.captured = reads
         METHODS.register(name)(cls)
         return cls
 
     return add
+
+
+def in_one_pass(model: TargetModel, images: Tensor, methods: Sequence[Method]) -> Generator[Method, None, None]:
+    """The methods one by one, those first that read the images' own forward pass; it is run once, and kept for them.
+
+    What is done about a method has to be done before the next is asked for, and the iterator closed at the end.
+    """
+    reading = [chosen for chosen in methods if chosen.reads(model, images.shape[1:]) != NOTHING]
+    if not methods:
+        return
+    with model.keeping(images, read_by(reading, model, images.shape[1:])) as outputs:
+        yield from reading
+    with model.keeping(images, outputs=outputs):
+        yield from (chosen for chosen in methods if chosen not in reading)
+
+
+def read_by(methods: Iterable[Method], model: TargetModel, size: Sequence[int]) -> Captures:
+    """What a pass has to capture to serve all of the methods."""
+    return reduce(or_, (chosen.reads(model, size) for chosen in methods), NOTHING)
 
 
 def load_method(spec: str | Method) -> Method:

@@ -13,7 +13,7 @@ from torch import Tensor
 from aha.methods.attention_ig import check_steps, reasoning_feedback
 from aha.methods.base import Method, check_start_layer, layers_from, method
 from aha.methods.rollout import roll_out
-from aha.models import TargetModel, Trace
+from aha.models import Captures, TargetModel, Trace
 
 
 @method(
@@ -52,6 +52,10 @@ class Bidirectional(Method):
     def needs(self) -> frozenset[str]:
         """For tokens, also what attention adds to them."""
         return self.required | ({"tokens", "branches"} if self.form == "token" else set())
+
+    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
+        by_token = self.form == "token"
+        return Captures(attention=True, tokens=by_token, middles=by_token)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         by_token = self.form == "token"

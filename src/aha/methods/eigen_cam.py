@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from aha.methods.base import Method, method
 from aha.methods.grad_cam import pick_stage
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
 @method("eigen_cam", family="cam", needs={"features"}, citation="Muhammad & Yeasin, IJCNN 2020")
@@ -27,6 +28,9 @@ class EigenCAM(Method):
 
     layer: int = -1
     centred: bool = False
+
+    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
+        return Captures(features=(pick_stage(model, size, self.layer),))
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         (features,), _ = model.features(images, [pick_stage(model, images.shape[1:], self.layer)])  # (B, C, h, w)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from aha.errors import CapabilityError, SpecError
 from aha.methods.base import Method, method
 from aha.methods.grad_cam import pick_stage
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
 @method("finer_cam", family="cam", needs={"features", "gradients"}, citation="Zhang et al., CVPR 2025")
@@ -37,6 +38,9 @@ class FinerCAM(Method):
             raise SpecError(
                 f"finer_cam: rivals must be at least 1 and alpha not negative, not {self.rivals} and {self.alpha}"
             )
+
+    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
+        return Captures(features=(pick_stage(model, size, self.layer),))
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         stage = pick_stage(model, images.shape[1:], self.layer)

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from aha.methods.base import Method, method, pick_layer
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
 @method("grad_cam", family="cam", needs={"features", "gradients"}, citation="Selvaraju et al., ICCV 2017")
@@ -40,9 +40,16 @@ class GradCAM(Method):
         """Attention for the attention forms, features otherwise."""
         return frozenset({"gradients", "attention" if "attention" in self.form else "features"})
 
+    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
+        if self._reads_attention(model, size):
+            return Captures(attention=True)
+        return Captures(features=(pick_stage(model, size, self.layer),))
+
+    def _reads_attention(self, model: TargetModel, size: Sequence[int]) -> bool:
+        return "attention" in (model.structure(size).capabilities if self.form == "auto" else self.form)
+
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        has_attention = "attention" in model.structure(images.shape[1:]).capabilities
-        if self.form == "features" or (self.form == "auto" and not has_attention):
+        if not self._reads_attention(model, images.shape[1:]):
             features, gradients = features_and_gradients(model, images, classes, self.layer)
             weights = gradients.mean(dim=(2, 3), keepdim=True)  # (B, C, 1, 1)
             return (weights * features).sum(dim=1).relu()  # (B, h, w)

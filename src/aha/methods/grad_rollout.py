@@ -10,10 +10,16 @@ from torch import Tensor
 
 from aha.methods.base import Method, check_start_layer, layers_from, method
 from aha.methods.rollout import roll_out
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
-@method("grad_rollout", family="attention", needs={"attention", "gradients"}, citation="Chefer, Gur & Wolf, ICCV 2021")
+@method(
+    "grad_rollout",
+    family="attention",
+    needs={"attention", "gradients"},
+    reads=Captures(attention=True),
+    citation="Chefer, Gur & Wolf, ICCV 2021",
+)
 @dataclass(frozen=True)
 class GradRollout(Method):
     """`R <- R + C^l R` from `R = I`, with `C^l = mean over heads of ReLU(dA^l * A^l)` (eq. 5-6), at the tokens read.

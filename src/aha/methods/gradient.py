@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from aha.methods.base import Method, method
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 ChannelRule = Literal["max_abs", "sum_abs", "sum"]
 
@@ -20,7 +20,13 @@ def over_channels(values: Tensor, rule: ChannelRule) -> Tensor:
     return (values.abs() if rule == "sum_abs" else values).sum(dim=1)
 
 
-@method("gradient", family="gradient", needs={"gradients"}, citation="Simonyan et al., ICLR workshop 2014")
+@method(
+    "gradient",
+    family="gradient",
+    needs={"gradients"},
+    reads=Captures(inputs=True),
+    citation="Simonyan et al., ICLR workshop 2014",
+)
 @dataclass(frozen=True)
 class Gradient(Method):
     """`|d score / d x|`, the largest channel per pixel as in the paper; `channels="sum"` keeps the sign."""

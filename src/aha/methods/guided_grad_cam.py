@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from aha.methods.base import Method, method
 from aha.methods.grad_cam import GradCAM
 from aha.methods.gradient import ChannelRule, over_channels
 from aha.methods.guided_backprop import guided_gradients
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
 @method("guided_grad_cam", family="gradient", needs={"gradients"}, citation="Selvaraju et al., ICCV 2017")
@@ -25,6 +26,9 @@ class GuidedGradCAM(Method):
 
     cam: Method = field(default_factory=GradCAM)
     channels: ChannelRule = "max_abs"
+
+    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
+        return self.cam.reads(model, size)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         coarse = self.cam(model, images, classes)[:, None]  # (B, 1, h, w)

@@ -10,13 +10,14 @@ from torch import Tensor
 from aha.methods.base import Method, method
 from aha.methods.bidirectional import head_importance
 from aha.methods.legrad import layer_score_gradient
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
 @method(
     "inflow",
     family="attention",
     needs={"attention", "tokens", "branches", "gradients"},
+    reads=Captures(attention=True, tokens=True, middles=True),
     citation="Walker et al., AISTATS 2025",
 )
 @dataclass(frozen=True)

@@ -8,10 +8,16 @@ from torch import Tensor
 
 from aha.methods.base import Method, method
 from aha.methods.gradient import ChannelRule, over_channels
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
-@method("input_x_gradient", family="gradient", needs={"gradients"}, citation="Shrikumar et al., 2016")
+@method(
+    "input_x_gradient",
+    family="gradient",
+    needs={"gradients"},
+    reads=Captures(inputs=True),
+    citation="Shrikumar et al., 2016",
+)
 @dataclass(frozen=True)
 class InputXGradient(Method):
     """`x * d score / d x`, summed over channels. Depends on where the normalisation puts zero: the mean colour."""

@@ -9,12 +9,18 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, method
-from aha.models import TargetModel, Trace
+from aha.models import Captures, TargetModel, Trace
 
 FirstBlock = int | Literal["half"]
 
 
-@method("ixg_plus", family="attention", needs={"tokens", "gradients"}, citation="Mehri et al., CVPR workshops 2024")
+@method(
+    "ixg_plus",
+    family="attention",
+    needs={"tokens", "gradients"},
+    reads=Captures(tokens=True),
+    citation="Mehri et al., CVPR workshops 2024",
+)
 @dataclass(frozen=True)
 class IxGPlus(Method):
     """`sum over blocks of sum over channels of X^l * d score / d X^l`, `X^l` being the input of block l; signed.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from aha.methods.base import Method, method
-from aha.methods.grad_cam import features_and_gradients
-from aha.models import TargetModel
+from aha.methods.grad_cam import features_and_gradients, pick_stage
+from aha.models import Captures, TargetModel
 
 
 @method("layer_cam", family="cam", needs={"features", "gradients"}, citation="Jiang et al., IEEE TIP 2021")
@@ -23,6 +24,9 @@ class LayerCAM(Method):
     """
 
     layer: int = -1
+
+    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
+        return Captures(features=(pick_stage(model, size, self.layer),))
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         features, gradients = features_and_gradients(model, images, classes, self.layer)  # (B, C, h, w) each

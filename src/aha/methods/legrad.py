@@ -10,13 +10,14 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, method
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
 @method(
     "legrad",
     family="attention",
     needs={"attention", "tokens", "gradients"},
+    reads=Captures(attention=True, tokens=True),
     citation="Bousselham et al., ICCV 2025",
 )
 @dataclass(frozen=True)

@@ -11,11 +11,15 @@ from torch import Tensor
 from aha.errors import SpecError
 from aha.methods.base import Method, check_start_layer, layers_from, method
 from aha.methods.cost import Cost
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
 @method(
-    "mutex", family="attention", needs={"attention", "tokens"}, citation="Marchetti et al., Neural Comput. Appl. 2025"
+    "mutex",
+    family="attention",
+    needs={"attention", "tokens"},
+    reads=Captures(attention=True),
+    citation="Marchetti et al., Neural Comput. Appl. 2025",
 )
 @dataclass(frozen=True)
 class Mutex(Method):

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from aha.methods.base import Method, method, pick_layer
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
 @method(
     "raw_attention",
     family="attention",
     needs={"attention"},
+    reads=Captures(attention=True),
     citation="Dosovitskiy et al., ICLR 2021",
 )
 @dataclass(frozen=True)

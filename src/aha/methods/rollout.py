@@ -10,10 +10,16 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, layers_from, method
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
-@method("rollout", family="attention", needs={"attention"}, citation="Abnar & Zuidema, ACL 2020")
+@method(
+    "rollout",
+    family="attention",
+    needs={"attention"},
+    reads=Captures(attention=True),
+    citation="Abnar & Zuidema, ACL 2020",
+)
 @dataclass(frozen=True)
 class Rollout(Method):
     """`R = B^L ... B^s`, `B^l` being the head mean of `A^l` plus the identity, rows normalised; class-agnostic.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch import Tensor
 from aha.methods.base import Method, method
 from aha.methods.cost import CHANNELS, Cost
 from aha.methods.grad_cam import pick_stage
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 from aha.perturb.masking import MaskedModel, Scale, explain_each
 
 
@@ -33,6 +34,9 @@ class ScoreCAM(Method):
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         return Cost(CHANNELS)
+
+    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
+        return Captures(features=(pick_stage(model, size, self.layer),))
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, scale=self.score)

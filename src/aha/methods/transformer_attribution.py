@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aha.errors import SpecError
 from aha.methods.base import Method, method
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 from aha.models.relevance import (
     DENSE,
     PASSING,
@@ -35,6 +35,7 @@ from aha.models.scores import SCORES
     "transformer_attribution",
     family="attention",
     needs={"attention", "gradients"},
+    reads=Captures(attention=True),
     citation="Chefer, Gur & Wolf, CVPR 2021",
 )
 @dataclass(frozen=True)

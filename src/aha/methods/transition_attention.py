@@ -9,13 +9,14 @@ from torch import Tensor
 
 from aha.methods.attention_ig import check_steps, reasoning_feedback
 from aha.methods.base import Method, check_start_layer, layers_from, method
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
 @method(
     "transition_attention",
     family="attention",
     needs={"attention", "gradients"},
+    reads=Captures(attention=True),
     citation="Yuan et al., NeurIPS XAI workshop 2021",
 )
 @dataclass(frozen=True)

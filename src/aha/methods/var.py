@@ -17,7 +17,7 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
 from aha.methods.machinery.distribution import Distribution
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 Competition = Literal["shared_scale", "divide", "absolute"]
 
@@ -74,6 +74,9 @@ class Var(Method):
         if len(set(classes)) < 2:
             raise SpecError("var: classes='grid' compares the classes explained together; explain at least two")
         return replace(told, classes=tuple(sorted(set(classes))))
+
+    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
+        return self.inner.reads(model, size)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         found = self.distributions(model, images, classes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method, runs_of_one_image, seeded_generator
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 
 
 @method("vit_cx", family="perturbation", needs={"features"}, citation="Xie et al., IJCAI 2023")
@@ -42,6 +42,9 @@ class ViTCX(Method):
         super().__post_init__()
         if self.threshold < 0 or self.noise < 0:
             raise SpecError(f"vit_cx: threshold and noise must not be negative, not {self.threshold} and {self.noise}")
+
+    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
+        return Captures(features=(model.cam_stage(size),))
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         stage = model.cam_stage(images.shape[1:])

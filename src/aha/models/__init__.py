@@ -4,6 +4,16 @@ from aha.models.blocks import Block, BlockStates
 from aha.models.load import load_model
 from aha.models.sources import list_sources, refuse_code
 from aha.models.target import TargetModel
-from aha.models.tracing import Trace
+from aha.models.tracing import NOTHING, Captures, Trace
 
-__all__ = ["Block", "BlockStates", "TargetModel", "Trace", "list_sources", "load_model", "refuse_code"]
+__all__ = [
+    "NOTHING",
+    "Block",
+    "BlockStates",
+    "Captures",
+    "TargetModel",
+    "Trace",
+    "list_sources",
+    "load_model",
+    "refuse_code",
+]

@@ -5,6 +5,7 @@ Shapes: inputs (B, C, H, W) normalised model inputs; pixels the same in [0, 1]; 
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +22,7 @@ from aha.models.copies import Engine, check_engine
 from aha.models.forward_only import ForwardOnly, weight_versions
 from aha.models.habits import advice
 from aha.models.hooks import autograd, evaluating, has_backward_hooks, lock_of
+from aha.models.kept import KeptPass
 from aha.models.memory import Chunks
 from aha.models.outputs import OutputReader, read_outputs
 from aha.models.preprocessing import Preprocessing
@@ -77,12 +79,14 @@ class RunnableModel:
         self.output = output
         self._lock = lock_of(self.module)
         self._digest: tuple[object, str] = (None, "")  # of which versions of the weights, and the digest
-        self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
+        # Images sent "forward" and "backward", for cost measurements; "... spared" where a kept pass answered instead.
+        self.passes: Counter[str] = Counter()
         self._num_classes: int | None = None
         self._is_probing = False
         self._is_changed = False  # rules are in force, which a copy of the module would not follow
         self._forward_only = ForwardOnly(engine, output, score)
         self._known_outputs: dict[tuple[int, ...], Tensor] | None = None  # by the image's fingerprint, while sharing
+        self._local = threading.local()  # of each thread: the pass that it keeps
 
     def __repr__(self) -> str:
         return f"TargetModel({self.spec!r}, score={self.score.name!r}, device={str(self.device)!r})"
@@ -161,6 +165,24 @@ class RunnableModel:
         return self._outputs(inputs, is_differentiable)
 
     def _outputs(self, inputs: Tensor, is_differentiable: bool) -> Tensor:
+        if self._kept is not None and not is_differentiable and len(inputs):
+            return self._outputs_beyond(inputs, self._kept)
+        return self._run(inputs, is_differentiable)
+
+    def _outputs_beyond(self, inputs: Tensor, kept: KeptPass) -> Tensor:
+        """Outputs (B, K) of images of which those are not run that are kept."""
+        places = kept.places(inputs)
+        is_new = places < 0
+        if bool(is_new.all()):
+            return self._run(inputs, is_differentiable=False)
+        known = kept.outputs_at(places[~is_new])
+        outputs = known.new_empty((len(inputs), known.shape[1]))
+        outputs[~is_new] = known
+        if bool(is_new.any()):
+            outputs[is_new] = self._run(inputs[is_new], is_differentiable=False)
+        return outputs
+
+    def _run(self, inputs: Tensor, is_differentiable: bool) -> Tensor:
         self.passes["forward"] += len(inputs)
         with self.undisturbed(), autograd(is_differentiable), self._autocast():
             forward = self._forward if is_differentiable else self._forward_without_gradients
@@ -241,6 +263,19 @@ class RunnableModel:
             self._remembering({} if self._known_outputs is None else self._known_outputs),
         ):
             yield
+
+    @property
+    def _kept(self) -> KeptPass | None:
+        return getattr(self._local, "kept", None)
+
+    @contextmanager
+    def _holding(self, kept: KeptPass | None) -> Iterator[None]:
+        with interrupts_wait():
+            before, self._local.kept = self._kept, kept
+            try:
+                yield
+            finally:
+                self._local.kept = before
 
     @contextmanager
     def _remembering(self, known: dict[tuple[int, ...], Tensor] | None) -> Iterator[None]:

@@ -6,6 +6,7 @@ Shapes: inputs (B, C, H, W) normalised model inputs; classes (B,); outputs (B, K
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -30,13 +31,14 @@ from aha.models.hooks import (
     swapped_forward,
     with_first_tensor,
 )
+from aha.models.kept import KeptPass
 from aha.models.memory import Chunks, is_out_of_memory
 from aha.models.parts import PartedModel
 from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
 from aha.models.scores import Score
 from aha.models.structure import Structure, probe
 from aha.models.texts import TextClassifier
-from aha.models.tracing import SharedTrace, Trace, Tracer
+from aha.models.tracing import NOTHING, Captures, SharedTrace, Trace, Tracer
 
 
 class TargetModel(PartedModel):
@@ -90,7 +92,8 @@ class TargetModel(PartedModel):
             if not structure.blocks:
                 return structure
             noise = noise[:2]
-            trace = Tracer(self.module, Trace(self.score, structure)).run(lambda: self._forward(noise), 2, tokens=True)
+            tracer = Tracer(self.module, Trace(self.score, structure))
+            trace = tracer.run(lambda: self._forward(noise), 2, Captures(tokens=True))
             again = self._outputs_from_tokens(structure, noise, trace.tokens[-1].detach())
         if (again - trace.outputs).abs().max() <= self._rounding * trace.outputs.abs().max():
             return structure
@@ -108,10 +111,10 @@ class TargetModel(PartedModel):
     def _find_gradient_refusal(self, shape: tuple[int, int, int]) -> str:
         noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(1)).to(self.device)
         with self._probing():
-            if self._trace(noise, inputs=True).outputs.requires_grad:
+            if self._trace(noise, Captures(inputs=True)).outputs.requires_grad:
                 return ""
             stages = range(len(self.structure(shape).stages))
-            if stages and self._trace(noise, features=stages).outputs.requires_grad:
+            if stages and self._trace(noise, Captures(tuple(stages))).outputs.requires_grad:
                 return ""
         return "its outputs do not depend differentiably on anything: does it round, or leave PyTorch on the way?"
 
@@ -145,7 +148,7 @@ class TargetModel(PartedModel):
         generator = torch.Generator().manual_seed(1)
         with autograd(True), self._probing():
             noise = torch.randn((1, *shape), generator=generator).to(self.device)
-            trace = self._trace(noise, features=features, tokens=tokens)
+            trace = self._trace(noise, Captures(tuple(features), tokens=tokens))
             mix = torch.randn(trace.outputs.shape, generator=generator).to(trace.outputs)
             total = (trace.outputs * mix).sum()
             wanted = (*trace.features.values(), *trace.tokens[-1:])
@@ -192,61 +195,90 @@ class TargetModel(PartedModel):
 
         Gradients need more digits than answers do: unless told otherwise, the pass takes those of the weights.
         """
-        is_sharing = self._known_outputs is not None and len(images) > 1
-        first, where = distinct_rows(images) if is_sharing else (None, None)
-        shown = images if first is None else images[first]
-        with nullcontext() if in_full_precision else self._autocast():
-            trace = self._trace(shown, features, tokens, attention, inputs, middles)
+        captures = Captures(tuple(features), tokens, attention, middles, inputs)
+        trace = self._kept.traced(images, captures) if self._kept is not None else None
+        if trace is None:
+            with nullcontext() if in_full_precision else self._autocast():
+                trace = self._own_trace(images, captures)
         trace.score = score or self.score.differentiated()
         if tokens or attention:
             trace.readout = self.readout(images.shape[1:])
-        return trace if where is None or len(trace.outputs) == len(where) else SharedTrace.of(trace, where)
+        return trace
 
-    def _trace(
-        self,
-        images: Tensor,
-        features: Sequence[int] = (),
-        tokens: bool = False,
-        attention: bool = False,
-        inputs: bool = False,
-        middles: bool = False,
-    ) -> Trace:
-        wants_internals = bool(features) or tokens or attention or middles
-        structure = self.structure(images.shape[1:]) if wants_internals else Structure((), (), ())
+    def _own_trace(self, images: Tensor, captures: Captures) -> Trace:
+        if self._known_outputs is None or len(images) == 1:
+            return self._trace(images, captures)
+        first, where = distinct_rows(images)
+        trace = self._trace(images[first], captures)
+        return trace if len(first) == len(where) else SharedTrace.of(trace, where)
+
+    def _trace(self, images: Tensor, captures: Captures) -> Trace:
+        structure = self.structure(images.shape[1:]) if captures.are_internal else Structure((), (), ())
 
         def forward_from(records_all: bool) -> Trace:
             trace = Trace(self.score.differentiated(), structure, passes=self.passes)
             with autograd(records_all):
-                leaf = images.detach().to(self.device, self.dtype).clone().requires_grad_(inputs)
-                trace.inputs = leaf if inputs else None
-                tracer = Tracer(self.module, trace)
+                leaf = images.detach().to(self.device, self.dtype).clone().requires_grad_(captures.inputs)
+                trace.inputs = leaf if captures.inputs else None
                 self.passes["forward"] += len(leaf)
-                return tracer.run(
-                    lambda: self._forward(leaf),
-                    len(leaf),
-                    features=features,
-                    tokens=tokens,
-                    attention=attention,
-                    middles=middles,
-                )
+                return Tracer(self.module, trace).run(lambda: self._forward(leaf), len(leaf), captures)
 
         with self.undisturbed():
-            trace = forward_from(records_all=inputs or has_backward_hooks(self.module))
-            if wants_internals and not trace.outputs.requires_grad:
+            trace = forward_from(records_all=captures.inputs or has_backward_hooks(self.module))
+            if captures.are_internal and not trace.outputs.requires_grad:
                 # The model switched recording off again after a captured tensor (its own no_grad part).
                 trace = forward_from(records_all=True)
         return trace
 
+    @contextmanager
+    def keeping(self, images: Tensor, captures: Captures = NOTHING, outputs: Tensor | None = None) -> Iterator[Tensor]:
+        """Inside the block these images are run once, whoever asks about them; gives their outputs (B, K).
+
+        The pass is run at once, with the captures that are known to be wanted; where the caller has the outputs (B, K)
+        and nothing else is wanted, not even that. `outputs`, `trace` and `features` then find there what they are asked
+        about the same images; of a trace, gradients that were taken before as well. Inside `patched` and `rules`, where
+        the model is another, nothing is kept, nor for other threads.
+        """
+        images = images.to(self.device)
+        kept = self._kept if self._kept is not None and self._kept.covers(images, captures) else None
+        kept = kept or self._keep(images, captures, outputs)
+        with self._holding(kept):
+            yield kept.outputs[kept.places(images)]
+
+    def _keep(self, images: Tensor, captures: Captures, outputs: Tensor | None) -> KeptPass:
+        start = time.perf_counter_ns()
+        trace = self._traced_to_keep(images, captures)
+        if trace is not None:
+            trace.slopes, outputs = {}, trace.outputs.detach()
+        elif outputs is None:
+            outputs = self.outputs(images)
+        spent = time.perf_counter_ns() - start
+        return KeptPass(images, outputs, trace, captures if trace else NOTHING, spent, self.passes)
+
+    def _traced_to_keep(self, images: Tensor, captures: Captures) -> Trace | None:
+        """The pass with what is to be captured, if it fits into memory and its outputs are the model's."""
+        # In half precision outputs are computed in another way than traces, and cannot be taken from one.
+        if captures == NOTHING or self.precision != "float32":
+            return None
+        try:
+            return self._trace(images, captures)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        return None
+
     def features(self, images: Tensor, stages: Sequence[int]) -> tuple[list[Tensor], Tensor]:
         """Maps (B, C, h, w) of the given stages and the outputs (B, K), in one pass without a graph."""
-        trace = Trace(self.score.differentiated(), self.structure(images.shape[1:]), passes=self.passes)
         images = images.to(self.device)
+        if self._kept is not None and (known := self._kept.features_at(images, tuple(stages))) is not None:
+            return known
+        trace = Trace(self.score.differentiated(), self.structure(images.shape[1:]), passes=self.passes)
         first, where = (None, slice(None)) if self._known_outputs is None else distinct_rows(images)
         images = images if first is None else images[first]
         self.passes["forward"] += len(images)
         with self.undisturbed(), autograd(False), self._autocast():
             tracer = Tracer(self.module, trace, with_graph=False)
-            tracer.run(lambda: self._forward(images), len(images), features=stages)
+            tracer.run(lambda: self._forward(images), len(images), Captures(tuple(stages)))
         return [trace.features[stage][where] for stage in stages], trace.outputs[where]
 
     @property
@@ -350,7 +382,7 @@ class TargetModel(PartedModel):
 
         hooks = ((parts[name], replace(patch)) for name, patch in patches.items())
         # A patch may tell the rows of a batch apart, so that equal images have different outputs.
-        with interrupts_wait(), self._lock, self._remembering(None), hooked(hooks):
+        with interrupts_wait(), self._lock, self._remembering(None), self._holding(None), hooked(hooks):
             yield
 
     @contextmanager
@@ -364,6 +396,7 @@ class TargetModel(PartedModel):
             stack.enter_context(self._lock)
             stack.enter_context(self._remembering(None if self._known_outputs is None else {}))
             stack.enter_context(self._changed())
+            stack.enter_context(self._holding(None))
             stack.enter_context(RuleMode(rules))
             if attention_in_parts:
                 stack.enter_context(AttentionTap(lambda weights: weights))

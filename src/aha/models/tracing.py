@@ -5,6 +5,7 @@ Shapes: features (B, C, h, w); tokens (B, T, D); attention (B, h, T, T); outputs
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,35 @@ from aha.models.attention import AttentionTap
 from aha.models.hooks import autograd, first_tensor, hooked, slopes, with_first_tensor
 from aha.models.scores import Score
 from aha.models.structure import Site, Structure
+
+
+@dataclass(frozen=True)
+class Captures:
+    """What is to be captured of a forward pass; the names are those of `Trace`."""
+
+    features: tuple[int, ...] = ()
+    tokens: bool = False
+    attention: bool = False
+    middles: bool = False
+    inputs: bool = False
+
+    def __or__(self, other: Captures) -> Captures:
+        """What serves both."""
+        flags = {name: getattr(self, name) or getattr(other, name) for name in _FLAGS}
+        return Captures(tuple(sorted({*self.features, *other.features})), **flags)
+
+    def covers(self, other: Captures) -> bool:
+        """Is all that the other asks for captured here?"""
+        return self | other == self | self
+
+    @property
+    def are_internal(self) -> bool:
+        """Is any of it inside the network?"""
+        return bool(self.features) or self.tokens or self.attention or self.middles
+
+
+_FLAGS = ("tokens", "attention", "middles", "inputs")
+NOTHING = Captures()
 
 
 @dataclass
@@ -48,6 +78,7 @@ class Trace:
     tokens: list[Tensor] = field(default_factory=list)
     attention: list[Tensor] = field(default_factory=list)
     middles: list[Tensor] = field(default_factory=list)
+    slopes: dict[tuple[object, ...], tuple[Tensor, int, Tensor]] | None = None  # of a kept pass: gradients, their time
 
     def scores(self, classes: Tensor) -> Tensor:
         """The explained score (B,) of each image's class."""
@@ -55,7 +86,21 @@ class Trace:
 
     def gradients(self, classes: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Gradient of the class scores with respect to traced tensors; each image depends on its own score alone."""
-        self.passes["backward"] += len(classes)
+        keys = [(self.score, *classes.tolist(), id(tensor)) for tensor in tensors]
+        known = {} if self.slopes is None else self.slopes
+        if all(key in known for key in keys):
+            self.passes["backward spared"] += len(classes)
+            self.passes["nanoseconds spared"] += max(known[key][1] for key in keys)
+        else:
+            self.passes["backward"] += len(classes)
+            start = time.perf_counter_ns()
+            found = self._gradients(classes, tensors)
+            spent = time.perf_counter_ns() - start
+            # The tensors too: a key is theirs for as long as they live.
+            known |= {k: (slope, spent, source) for k, slope, source in zip(keys, found, tensors, strict=True)}
+        return tuple(known[key][0] for key in keys)
+
+    def _gradients(self, classes: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with autograd(True):
             return _slopes(self.scores(classes).sum(), tensors)
 
@@ -102,7 +147,7 @@ class SharedTrace(Trace):
         shared = cls(trace.score, trace.structure, trace.readout, trace.passes)
         shared._whole, shared._where, shared._rounds, shared._sources = trace, where, occurrences(where), {}
         for entry in fields(trace):
-            if entry.name not in ("score", "structure", "readout", "passes"):
+            if entry.name not in ("score", "structure", "readout", "passes", "slopes"):
                 setattr(shared, entry.name, shared._copied(getattr(trace, entry.name)))
         return shared
 
@@ -193,28 +238,24 @@ class Tracer:
         self,
         forward: Callable[[], Tensor],
         batch: int,
-        *,
-        features: Sequence[int] = (),
-        tokens: bool = False,
-        attention: bool = False,
-        middles: bool = False,
+        captures: Captures,
     ) -> Trace:
         """Runs `forward` with the requested captures and returns the filled trace."""
         structure, self._batch = self._trace.structure, batch
-        for index in features:
+        for index in captures.features:
             self._capture(structure.stages[index], partial(self._keep_feature, index))
         with ExitStack() as stack:
-            if tokens:
+            if captures.tokens:
                 first = self._modules[structure.blocks[0].name]
                 handle = first.register_forward_pre_hook(self._keep_block_input, with_kwargs=True)
                 stack.callback(handle.remove)
                 for site in structure.blocks:
                     self._capture(site, lambda raw, _site: self._keep_tokens(raw))
-            for site in structure.middles if middles else ():
+            for site in structure.middles if captures.middles else ():
                 handle = self._modules[site.name].register_forward_pre_hook(self._keep_middle(site), with_kwargs=True)
                 stack.callback(handle.remove)
             stack.enter_context(hooked(self._hooks))
-            if attention:
+            if captures.attention:
                 stack.enter_context(AttentionTap(self._keep_attention))
             self._trace.outputs = forward()
         return self._trace
