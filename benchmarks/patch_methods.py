@@ -136,19 +136,37 @@ def straightforward(model: TargetModel, image: Tensor, label: Tensor, method: MD
     return Order(torch.tensor(order), inserted, deleted, grid), shown
 
 
-def mda(model: TargetModel, image: Tensor, label: Tensor, side: int, screens: Sequence[int]) -> None:
+Gain = tuple[float, float]
+"""How many times faster a search was than the published one, and how much larger its Ins-Del."""
+
+
+def mda(model: TargetModel, image: Tensor, label: Tensor, side: int, screens: Sequence[int]) -> dict[str, Gain]:
     """The published search, batched and in its faster approximation, over the same search one image at a time."""
     published = MDA(load_method("grad_cam"), grid=side)
     (plain, shown), theirs = timed(lambda: straightforward(model, image, label, published))
     expected = quality(plain)
     print(f"mda, {side} x {side} patches, Grad-CAM as guide")
     print(f"  one patch at a time: {shown} images, {theirs:.0f} s, Ins-Del {expected:.4f}")
+    gains: dict[str, Gain] = {}
     for method in (published, *(replace(published, screen=screen) for screen in screens)):
         before = model.passes["forward"]
         (order,), ours = timed(partial(method.search, model, image, label))
         asked = model.passes["forward"] - before
         change = quality(order) - expected
-        print(f"  screen={method.screen}: {asked} images, {theirs / ours:.2f} x faster; Ins-Del {change:+.4f}")
+        print(
+            f"  screen={method.screen}: {asked} images, {theirs / ours:.2f} x faster; Ins-Del {change:+.4f}", flush=True
+        )
+        gains[f"screen={method.screen}"] = theirs / ours, change
+    return gains
+
+
+def summary(gains: Sequence[dict[str, Gain]]) -> None:
+    """Over all images: mean gains with their standard errors."""
+    for name in gains[0]:
+        faster, better = torch.tensor([own[name] for own in gains]).T
+        errors = [float(values.std() / len(gains) ** 0.5) for values in (faster, better)]
+        print(f"{name}, {len(gains)} images: {faster.mean():.2f} ± {errors[0]:.2f} x faster (least {faster.min():.2f})")
+        print(f"  Ins-Del {better.mean():+.4f} ± {errors[1]:.4f} (least {better.min():+.4f})")
 
 
 def quality(order: Order) -> float:
@@ -179,6 +197,7 @@ def main() -> None:
     )
     preprocessing = model.stated_preprocessing()
     images = [preprocessing(Image.open(path).convert("RGB"))[0][None] for path in options.image]
+    gains = []
     for image in images or [torch.randn(1, 3, *preprocessing.size)]:
         label = model.outputs(image).argmax(dim=1)
         if model.structure(image.shape[1:]).blocks:  # found once for a model, and not part of what is measured
@@ -190,7 +209,9 @@ def main() -> None:
         if "tis" in options.only:
             tis(model, image, options.samples)
         if "mda" in options.only:
-            mda(model, image, label, options.grid, options.screen)
+            gains.append(mda(model, image, label, options.grid, options.screen))
+    if len(gains) > 1:
+        summary(gains)
 
 
 if __name__ == "__main__":
