@@ -40,7 +40,7 @@ import aha
 from aha.models import TargetModel, load_model
 
 IG_STEPS = 10
-FLIPS = 28  # steps of the deletion curve
+FLIPS = 21  # steps of the deletion curve; Quantus wants one that divides pixels and values of all channels
 Work = Callable[[Tensor, Tensor | None], Tensor]
 """Inputs (B, C, H, W) and classes (B,), or none, to maps (B, H, W) or curves (B, S)."""
 
@@ -130,7 +130,7 @@ def quantus_deletion(module: nn.Module, maps: Tensor, inputs: Tensor, classes: T
 
     target = chosen(module, inputs, classes)
     flipping = quantus.PixelFlipping(
-        features_in_step=inputs.shape[-1] * inputs.shape[-2] // FLIPS,
+        features_in_step=inputs[0].numel() // FLIPS,  # Quantus counts the values of all channels
         perturb_baseline=0.0,
         disable_warnings=True,
         display_progressbar=False,
