@@ -44,12 +44,19 @@ class Gate:
             job.checkpoint()
 
 
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """Opened at the end in any case, so that a test that fails does not hold up the others on the same lane."""
+    made = Gate()
+    yield made
+    made.open.set()
+
+
 def nothing(_job: Job) -> None:
     pass
 
 
-def test_equal_work_is_done_once(jobs: Jobs) -> None:
-    gate = Gate()
+def test_equal_work_is_done_once(jobs: Jobs, gate: Gate) -> None:
     first = jobs.submit("a", "work", "lane", gate, owner="x")
     assert jobs.submit("a", "work", "lane", nothing, owner="y") is first
     gate.open.set()
@@ -58,8 +65,8 @@ def test_equal_work_is_done_once(jobs: Jobs) -> None:
     assert found.owners == {"x", "y"}
 
 
-def test_a_lane_does_one_thing_at_a_time_and_quick_ones_first(jobs: Jobs) -> None:
-    gate, order = Gate(), []
+def test_a_lane_does_one_thing_at_a_time_and_quick_ones_first(jobs: Jobs, gate: Gate) -> None:
+    order: list[str] = []
     jobs.submit("gate", "work", "lane", gate, owner="x")
     gate.started.wait(5)
     jobs.submit("slow", "work", "lane", lambda job: order.append("slow"), owner="x", priority=2)
@@ -70,8 +77,7 @@ def test_a_lane_does_one_thing_at_a_time_and_quick_ones_first(jobs: Jobs) -> Non
     assert order == ["quick", "slow"]
 
 
-def test_work_ends_when_the_last_visitor_leaves(jobs: Jobs) -> None:
-    gate = Gate()
+def test_work_ends_when_the_last_visitor_leaves(jobs: Jobs, gate: Gate) -> None:
     jobs.submit("a", "work", "lane", gate, owner="x")
     jobs.submit("a", "work", "lane", gate, owner="y")
     gate.started.wait(5)
@@ -82,8 +88,7 @@ def test_work_ends_when_the_last_visitor_leaves(jobs: Jobs) -> None:
     assert jobs.wait("a", 5).status == "cancelled"  # type: ignore[union-attr]
 
 
-def test_waiting_work_is_cancelled_at_once(jobs: Jobs) -> None:
-    gate = Gate()
+def test_waiting_work_is_cancelled_at_once(jobs: Jobs, gate: Gate) -> None:
     jobs.submit("gate", "work", "lane", gate, owner="x")
     jobs.submit("a", "work", "lane", nothing, owner="x")
     assert jobs.cancel("a", "x").status == "cancelled"  # type: ignore[union-attr]
@@ -106,8 +111,7 @@ def test_a_crash_leaves_the_lane_alive(jobs: Jobs, error: BaseException) -> None
     assert jobs.wait("bad", 5).status == "done"  # type: ignore[union-attr]
 
 
-def test_too_much_work_is_refused(jobs: Jobs) -> None:
-    gate = Gate()
+def test_too_much_work_is_refused(jobs: Jobs, gate: Gate) -> None:
     jobs.submit("gate", "work", "lane", gate, owner="x")
     gate.started.wait(5)
     for key in "abc":
@@ -118,8 +122,8 @@ def test_too_much_work_is_refused(jobs: Jobs) -> None:
     gate.open.set()
 
 
-def test_one_visitor_cannot_fill_the_queue() -> None:
-    jobs, gate = Jobs(max_per_owner=2), Gate()
+def test_one_visitor_cannot_fill_the_queue(gate: Gate) -> None:
+    jobs = Jobs(max_per_owner=2)
     jobs.submit("a", "work", "lane", gate, owner="x")
     jobs.submit("b", "work", "lane", nothing, owner="x")
     with pytest.raises(Busy, match="under way"):
@@ -172,10 +176,8 @@ def test_a_crashed_method_leaves_the_server_alive(
     asked(client, "/api/maps", **question)  # and is tried again
 
 
-def test_a_full_queue_is_answered_with_429(
-    loaded: TargetModel, tmp_path: Path, gallery: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench, gate = make_bench(loaded, tmp_path, gallery, max_waiting=1), Gate()
+def test_a_full_queue_is_answered_with_429(loaded: TargetModel, tmp_path: Path, gallery: Path, gate: Gate) -> None:
+    bench = make_bench(loaded, tmp_path, gallery, max_waiting=1)
     bench.jobs.submit("gate", "work", MODEL, gate, owner="x")
     gate.started.wait(5)
     with make_client(bench) as visitor:
@@ -218,9 +220,8 @@ def test_a_restart_keeps_what_was_finished(
 
 
 def test_all_maps_come_before_curves_and_cheap_ones_first(
-    client: TestClient, bench: Workbench, picture: str, shown_map: dict[str, Any]
+    client: TestClient, bench: Workbench, picture: str, shown_map: dict[str, Any], gate: Gate
 ) -> None:
-    gate = Gate()
     bench.jobs.submit("gate", "work", MODEL, gate, owner="x")
     gate.started.wait(5)
     asking = {"picture": picture, "model": MODEL, "target": 31}

@@ -318,18 +318,18 @@ class MethodSource:
 
     def make(self, batch: Batch, outputs: Tensor, chosen: list[list[int]]) -> Made:
         """The maps of a batch for the classes of each image, measured."""
-        before, start = self.model.passes.copy(), time.perf_counter()
+        before, spared_before = self.model.passes.copy(), self.model.spared.copy()
+        start = time.perf_counter()
         peak = PeakMemory(self.model.device)
         # The classes are resolved already, in the order of the batch.
         plain = replace(batch, positions=None, outputs=outputs)
         with peak:
             found = explain(self.model, plain, self.method, chosen, seed=self.seed)
         count = len(found)
-        asked = self.model.passes.copy()
-        asked.subtract(before)
+        asked, spared = self.model.passes - before, self.model.spared - spared_before
         # A pass that was kept from elsewhere counts as if the method had been alone.
-        seconds = (time.perf_counter() - start + asked["nanoseconds spared"] / 1e9) / count
-        forward, backward = ((asked[kind] + asked[f"{kind} spared"]) / count for kind in ("forward", "backward"))
+        seconds = (time.perf_counter() - start + spared["nanoseconds"] / 1e9) / count
+        forward, backward = ((asked[kind] + spared[kind]) / count for kind in ("forward", "backward"))
         maps = torch.split(found.maps, [len(classes) for classes in chosen])
         return Made(maps, seconds, forward, backward, None if peak.bytes is None else peak.bytes / count)
 

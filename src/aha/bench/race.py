@@ -168,7 +168,7 @@ class Racing:
     def first_passes(self) -> int:
         """Images through the model that judging the first round takes, whatever the methods themselves need."""
         metric = load_metric(FAITHFULNESS)
-        assert isinstance(metric, CurveMetric)
+        assert isinstance(metric, CurveMetric) and isinstance(metric.steps, int)
         images = min(FIRST_IMAGES, len(self.bench.images))
         return len(self.texts) * images * 2 * metric.steps * len(metric.references)
 

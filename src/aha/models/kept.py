@@ -24,7 +24,7 @@ class KeptPass:
         trace: with what was captured, ready for gradients; None where nothing was.
         captures: what that is.
         nanoseconds: how long the pass took.
-        passes: where it is written down what was taken from here instead of being computed.
+        spared: where it is written down what was taken from here instead of being computed.
     """
 
     images: Tensor
@@ -32,7 +32,7 @@ class KeptPass:
     trace: Trace | None
     captures: Captures
     nanoseconds: int
-    passes: Counter[str]
+    spared: Counter[str]
 
     def places(self, images: Tensor) -> Tensor:
         """For each image the row in which it is kept, or -1; as a tensor (B,)."""
@@ -70,5 +70,5 @@ class KeptPass:
         return [self.trace.features[stage].detach()[places] for stage in stages], self.outputs[places]
 
     def _note(self, images: int) -> None:
-        self.passes["forward spared"] += images
-        self.passes["nanoseconds spared"] += self.nanoseconds * images // len(self.images)
+        self.spared["forward"] += images
+        self.spared["nanoseconds"] += self.nanoseconds * images // len(self.images)

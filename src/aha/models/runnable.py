@@ -79,8 +79,9 @@ class RunnableModel:
         self.output = output
         self._lock = lock_of(self.module)
         self._digest: tuple[object, str] = (None, "")  # of which versions of the weights, and the digest
-        # Images sent "forward" and "backward", for cost measurements; "... spared" where a kept pass answered instead.
-        self.passes: Counter[str] = Counter()
+        self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
+        # The same, and the "nanoseconds", where a kept pass answered instead: apart, since nobody has to pay for them.
+        self.spared: Counter[str] = Counter()
         self._num_classes: int | None = None
         self._is_probing = False
         self._is_changed = False  # rules are in force, which a copy of the module would not follow

@@ -249,11 +249,11 @@ class TargetModel(PartedModel):
         start = time.perf_counter_ns()
         trace = self._traced_to_keep(images, captures)
         if trace is not None:
-            trace.slopes, outputs = {}, trace.outputs.detach()
+            trace.slopes, trace.spared, outputs = {}, self.spared, trace.outputs.detach()
         elif outputs is None:
             outputs = self.outputs(images)
         spent = time.perf_counter_ns() - start
-        return KeptPass(images, outputs, trace, captures if trace else NOTHING, spent, self.passes)
+        return KeptPass(images, outputs, trace, captures if trace else NOTHING, spent, self.spared)
 
     def _traced_to_keep(self, images: Tensor, captures: Captures) -> Trace | None:
         """The pass with what is to be captured, if it fits into memory and its outputs are the model's."""

@@ -72,6 +72,7 @@ class Trace:
     structure: Structure
     readout: Tensor | None = None
     passes: Counter[str] = field(default_factory=Counter)
+    spared: Counter[str] = field(default_factory=Counter)
     outputs: Tensor = field(default_factory=lambda: torch.empty(0))
     inputs: Tensor | None = None
     features: dict[int, Tensor] = field(default_factory=dict)
@@ -89,8 +90,8 @@ class Trace:
         keys = [(self.score, *classes.tolist(), id(tensor)) for tensor in tensors]
         known = {} if self.slopes is None else self.slopes
         if all(key in known for key in keys):
-            self.passes["backward spared"] += len(classes)
-            self.passes["nanoseconds spared"] += max(known[key][1] for key in keys)
+            self.spared["backward"] += len(classes)
+            self.spared["nanoseconds"] += max(known[key][1] for key in keys)
         else:
             self.passes["backward"] += len(classes)
             start = time.perf_counter_ns()
@@ -147,7 +148,7 @@ class SharedTrace(Trace):
         shared = cls(trace.score, trace.structure, trace.readout, trace.passes)
         shared._whole, shared._where, shared._rounds, shared._sources = trace, where, occurrences(where), {}
         for entry in fields(trace):
-            if entry.name not in ("score", "structure", "readout", "passes", "slopes"):
+            if entry.name not in ("score", "structure", "readout", "passes", "spared", "slopes"):
                 setattr(shared, entry.name, shared._copied(getattr(trace, entry.name)))
         return shared
 
