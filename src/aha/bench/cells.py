@@ -8,9 +8,9 @@ metrics in full, the seed, the picture, its label, and its mask and boxes where 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from aha import __version__
+from aha.bench.records import Cell
 from aha.bench.saved import SavedMaps
 from aha.bench.store import work_of
 from aha.core.disk import result_key
@@ -91,21 +91,20 @@ class Cells:
             return ()
         return tuple(p for p in self._protocols.values() if not self._is_done(image, str(method), p.name, target_kind))
 
-    def line(self, image: BenchImage, method: str, protocol: str, target_kind: str, **content: Any) -> dict[str, Any]:
-        """The cell as it is written, with nothing found yet unless `content` says so."""
+    def empty(self, image: BenchImage, method: str, protocol: str, target_kind: str) -> Cell:
+        """The cell as it is written, with nothing found yet."""
         return {
             "key": self.key(image, method, protocol, target_kind),
             "model": self._model.spec,
             "digest": self._model.digest,
             "method": method,
             "protocol": protocol,
-            "asked": target_kind,  # the name in files, also in those of earlier versions
+            "asked": target_kind,
             "image": image.id,
             "label": image.label,
             "found": [],
             "failures": [],
             "version": __version__,
-            **content,
         }
 
     def _covers(self, image: BenchImage, method: str) -> bool:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from aha.bench.records import Cell
 from aha.bench.runner import BenchRun, Step
 from aha.core.ledger import encode
 from aha.errors import AhaError
@@ -46,22 +46,20 @@ class _SizeCounter:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self.cells: list[dict[str, Any]] = []
+        self.cells: list[Cell] = []
 
-    def add(self, cells: Sequence[dict[str, Any]]) -> None:
+    def add(self, cells: Sequence[Cell]) -> None:
         """Counts lines."""
         self.cells += cells
         self.bytes += sum(len(encode(cell)) for cell in cells)
 
-    def keep_map(self, values: NDArray[np.float32], precision: str) -> list[Any]:
+    def keep_map(self, values: NDArray[np.float32], precision: str) -> None:
         """Counts a map."""
         self.bytes += values.size * np.dtype(precision).itemsize
-        return []
 
-    def keep_picture(self, picture: Image.Image) -> list[Any]:
+    def keep_picture(self, picture: Image.Image) -> None:
         """Counts a picture, roughly as JPEG."""
         self.bytes += picture.width * picture.height // 4
-        return []
 
     def sync(self) -> None:
         """Nothing to make sure of."""

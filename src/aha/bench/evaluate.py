@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from aha.api import explain
@@ -35,16 +36,19 @@ from aha.models.preprocessing import Geometry
 from aha.results.explanation import Explanation
 from aha.results.score_table import CurveRow, Failure, Row, Scores
 
-Maps = Any
+Maps: TypeAlias = Tensor | NDArray[Any] | Sequence[Tensor | NDArray[Any]] | Explanation
 """Maps from elsewhere: a tensor or array (N, H, W), a list of (H, W), or an Explanation."""
+
+MapsOrMethods: TypeAlias = str | Method | Sequence[str | Method] | Maps | Mapping[str, Maps]
+"""Methods, or maps of one name or of several."""
 
 _REASONS_SHOWN = 3
 
 
 def evaluate(
     model: TargetModel | str | nn.Module,
-    images: Images,
-    maps_or_methods: str | Method | Maps | Sequence[str | Method] | Mapping[str, Maps],
+    images: Images | Mosaic | Sequence[Mosaic],
+    maps_or_methods: MapsOrMethods,
     metrics: str | Metric | Protocol | Sequence[str | Metric | Protocol] = "quick",
     *,
     targets: Target = "top1",
@@ -79,13 +83,13 @@ def evaluate(
     """
     model = load_model(model)
     protocols = tuple(load_protocols(metrics))
-    mosaics = _mosaics(images)
+    mosaics, pictures = _mosaics(images), cast("Images", images)
     if mosaics is not None:
-        images = torch.stack([mosaic.inputs(model) for mosaic in mosaics])
+        pictures = torch.stack([mosaic.inputs(model) for mosaic in mosaics])
         targets = [list(mosaic.cells) for mosaic in mosaics]
     truth = Truth(masks, boxes, None if mosaics is None else [mosaic.cells for mosaic in mosaics])
     check_truth(protocols, truth)
-    total, first = count_images(images), 0
+    total, first = count_images(pictures), 0
     sources = _sources(maps_or_methods, model, seed, protocols, total)
     scores = Scores(protocols=protocols, model=model.spec)
     chunks = Chunks(batch_size or model.chunks.size)
@@ -94,7 +98,7 @@ def evaluate(
         scores.failures.append(Failure(name, "", "", str(error)))
 
     with shown(progress, "evaluating"):
-        for batch in iter_batches(model, images, chunks.size, labels, on_error):
+        for batch in iter_batches(model, pictures, chunks.size, labels, on_error):
             positions = batch.positions or list(range(first, first + len(batch.inputs)))
             with part(first, first + len(positions), total) if total else nullcontext():
                 batch = replace(batch, positions=positions)
@@ -135,7 +139,7 @@ def _score_all(cases: Iterator[Case], most: int, protocols: Sequence[Protocol], 
         score_case(case, protocols, scores)
 
 
-def _mosaics(images: Images) -> list[Mosaic] | None:
+def _mosaics(images: Images | Mosaic | Sequence[Mosaic]) -> list[Mosaic] | None:
     given = [images] if isinstance(images, Mosaic) else images
     if not isinstance(given, list | tuple) or not any(isinstance(image, Mosaic) for image in given):
         return None
@@ -389,7 +393,7 @@ def fitted_case(
 
 
 def _sources(
-    given: Any, model: TargetModel, seed: int, protocols: Sequence[Protocol], total: int | None
+    given: MapsOrMethods, model: TargetModel, seed: int, protocols: Sequence[Protocol], total: int | None
 ) -> list[MethodSource | _MapSource]:
     """What is to be scored, checked before anything is computed."""
     if isinstance(given, str | Method):

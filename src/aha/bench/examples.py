@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from aha.bench.records import MapPlace
 from aha.bench.runs import Group, Run
 from aha.bench.store import read_map, read_picture
 from aha.bench.tables import better, headline
@@ -85,5 +85,5 @@ def _least_reached(group: Group, protocol: str) -> dict[tuple[str, int], str]:
     return dict.fromkeys(worst_tenth(shares[best])[: _MOST_CASES // 3], best)
 
 
-def _drawn(run: Run, picture: Image.Image, where: list[Any]) -> str:
+def _drawn(run: Run, picture: Image.Image, where: MapPlace) -> str:
     return embedded(overlay(picture, np.nan_to_num(read_map(run.folder, where)), opacity=0.7), _WIDTH)

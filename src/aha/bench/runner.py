@@ -16,8 +16,9 @@ from torch import Tensor
 
 from aha.bench.cells import Cells, Measured
 from aha.bench.plan import Plan, Work, check_plan, fitted
+from aha.bench.records import Cell, PlanEntry, RunSettings
 from aha.bench.saved import SavedMaps, find_saved
-from aha.bench.scoring import Line, Scoring, Sink
+from aha.bench.scoring import Scoring, Sink
 from aha.bench.store import ROWS, Store, current_keys, read_plans_of
 from aha.bench.subjects import Subjects
 from aha.core.disk import check_writable, result_key, versions
@@ -134,7 +135,7 @@ class BenchRun:
         """Computes the missing cells of the images into the sink."""
         synced = time.monotonic()
 
-        def deliver(cells: list[Line]) -> None:
+        def deliver(cells: list[Cell]) -> None:
             nonlocal synced
             sink.add(cells)
             if time.monotonic() - synced > _SYNC_SECONDS:
@@ -158,7 +159,7 @@ class BenchRun:
         while part := list(islice(images, self.plan.batch_size)):
             scoring.images(part)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> PlanEntry:
         """What the report says about how its numbers came about."""
         return {
             "plan": self.plan.as_dict(),
@@ -187,7 +188,7 @@ class BenchRun:
             with Ledger(self.out / ENGINES, self.out, wait=_LOCK_SECONDS) as engines:
                 engines.add([{"key": key, **about, **facts}])
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> RunSettings:
         """What all numbers of a model in one folder have in common: a mean over several of them would mean nothing."""
         model = self.model
         return {
@@ -212,10 +213,10 @@ class BenchRun:
             raise SpecError(f"{both.pop()} is both a method and saved maps; measure them in folders of their own")
         return found
 
-    def _check_settings(self, earlier: Sequence[Mapping[str, Any]]) -> None:
+    def _check_settings(self, earlier: Sequence[PlanEntry]) -> None:
         for entry in earlier:
             # What the record of an earlier version does not say cannot be compared.
-            former = entry.get("settings", {}) if entry["digest"] == self.model.digest else {}
+            former: Mapping[str, object] = entry.get("settings", {}) if entry["digest"] == self.model.digest else {}
             for name, value in self.settings().items():
                 if former.get(name, value) != value:
                     raise OutputError(

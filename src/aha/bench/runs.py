@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+from aha.bench.records import Cell, MapPlace, PicturePlace, PlanEntry
 from aha.bench.store import ROWS, merge_cells, read_cells, read_plans_of
 from aha.core.disk import check_writable
 from aha.errors import OutputError, SpecError
@@ -49,8 +50,8 @@ class Group:
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     forward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     backward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    maps: dict[str, dict[str, tuple[list[Any], int]]] = field(default_factory=lambda: defaultdict(dict))
-    pictures: dict[str, list[Any]] = field(default_factory=dict)
+    maps: dict[str, dict[str, tuple[MapPlace, int]]] = field(default_factory=lambda: defaultdict(dict))
+    pictures: dict[str, PicturePlace] = field(default_factory=dict)
     missing: int = 0
 
     @cached_property
@@ -74,7 +75,7 @@ class Run:
 
     folder: Path
     groups: list[Group]
-    plans: list[dict[str, Any]]
+    plans: list[PlanEntry]
     classes: Mapping[str, Sequence[str]]
 
     def class_name(self, model: str, index: int) -> str:
@@ -94,7 +95,7 @@ def read_run(folder: str | Path) -> Run:
     """Reads a run; cells come in the order of its plans, not in that of their computation."""
     folder = Path(folder)
     cells, plans = read_cells(folder), read_plans_of(folder)
-    orders = [_order(name, plans) for name in ("methods", "protocols")]
+    orders = _order("methods", plans), _order("protocols", plans)
     cells.sort(key=lambda c: (orders[0].get(c["method"], 10**6), orders[1].get(c["protocol"], 10**6), c["image"]))
     groups: dict[tuple[str, str, str], Group] = {}
     for cell in cells:
@@ -112,19 +113,19 @@ def read_run(folder: str | Path) -> Run:
     return Run(folder, ordered, plans, classes)
 
 
-def _place(group: Group, plans: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+def _place(group: Group, plans: Sequence[PlanEntry]) -> tuple[int, int]:
     for number, plan in enumerate(plans):
         if plan["digest"] == group.digest and group.target_kind in plan["asked"]:
             return number, plan["asked"].index(group.target_kind)
     return len(plans), 0
 
 
-def _order(what: str, plans: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def _order(what: Literal["methods", "protocols"], plans: Iterable[PlanEntry]) -> dict[str, int]:
     names = dict.fromkeys(name for plan in plans for name in plan[what])
     return {name: place for place, name in enumerate(names)}
 
 
-def _expected(plans: Sequence[Mapping[str, Any]]) -> int:
+def _expected(plans: Sequence[PlanEntry]) -> int:
     """Cells of the plans together; the one with most images stands for those that it extends."""
     most: dict[tuple[str, str], int] = defaultdict(int)
     for plan in plans:
@@ -143,7 +144,7 @@ def _protocols(names: Iterable[str]) -> Iterable[Protocol]:
             yield Protocol(name, (), "")
 
 
-def _add(group: Group, cell: Mapping[str, Any]) -> None:
+def _add(group: Group, cell: Cell) -> None:
     image, method, protocol, scores = cell["image"], cell["method"], cell["protocol"], group.scores
     for found in cell["found"]:
         target = found["target"]
@@ -155,12 +156,17 @@ def _add(group: Group, cell: Mapping[str, Any]) -> None:
         group.facts[image, target] = ImageFacts(cell["label"], found["score"])
         if "map" in found:
             group.maps[image].setdefault(method, (found["map"], target))
-    if "picture" in cell:
-        group.pictures.setdefault(image, cell["picture"])
+    if picture := cell.get("picture"):
+        group.pictures.setdefault(image, picture)
     scores.failures += [Failure(image, method, metric, reason) for metric, reason in cell["failures"]]
-    for name in ("seconds", "forward", "backward"):
-        if cell.get(name) is not None:
-            getattr(group, name)[method].append(float(cell[name]))
+    costs = (
+        (group.seconds, cell.get("seconds")),
+        (group.forward, cell.get("forward")),
+        (group.backward, cell.get("backward")),
+    )
+    for by_method, cost in costs:
+        if cost is not None:
+            by_method[method].append(float(cost))
 
 
 def merge_runs(folders: Sequence[str | Path], out: str | Path) -> int:
@@ -173,7 +179,7 @@ def merge_runs(folders: Sequence[str | Path], out: str | Path) -> int:
             raise OutputError(f"{folder} is not the folder of a run")
     if (out / ROWS).exists():
         raise OutputError(f"{out} holds a run already; choose another folder")
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Cell] = {}
     for folder in sources:
         for cell in read_cells(folder):
             found.setdefault(cell["key"], _without_maps(cell))
@@ -182,8 +188,9 @@ def merge_runs(folders: Sequence[str | Path], out: str | Path) -> int:
     return len(read_cells(out))
 
 
-def _without_maps(cell: dict[str, Any]) -> dict[str, Any]:
+def _without_maps(cell: Cell) -> Cell:
     """Maps are told by their file's name, which may mean different files in different runs."""
-    kept = {name: value for name, value in cell.items() if name != "picture"}
-    kept["found"] = [{n: v for n, v in found.items() if n != "map"} for found in cell["found"]]
-    return kept
+    cell.pop("picture", None)
+    for found in cell["found"]:
+        found.pop("map", None)
+    return cell

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torchvision.transforms.functional import to_pil_image
 from aha.bench.cells import Cells, Measured
 from aha.bench.evaluate import Made, MethodSource, clean_pass, prepare, prepared, score_case
 from aha.bench.plan import KeepMaps
+from aha.bench.records import Cell, Curve, Found, MapPlace, PicturePlace
 from aha.bench.subjects import GRID, LoadedImage, Subjects
 from aha.bench.truth import labelled_samples
 from aha.data.batches import Batch
@@ -36,20 +37,18 @@ from aha.results.score_table import CurveRow, Failure, Scores
 
 _CURVE_POINTS = 57  # of 225; what a figure shows of a curve
 
-Line = dict[str, Any]
-
 
 class Sink(Protocol):
     """Where cells, maps and pictures go."""
 
-    def add(self, cells: Sequence[Line]) -> None:
+    def add(self, cells: Sequence[Cell]) -> None:
         """Takes finished cells."""
 
-    def keep_map(self, values: NDArray[np.float32], precision: str) -> list[Any]:
-        """Takes a map and says where it is."""
+    def keep_map(self, values: NDArray[np.float32], precision: str) -> MapPlace | None:
+        """Takes a map and says where it is, if it is kept."""
 
-    def keep_picture(self, picture: Image.Image) -> list[Any]:
-        """Takes a picture and says where it is."""
+    def keep_picture(self, picture: Image.Image) -> PicturePlace | None:
+        """Takes a picture and says where it is, if it is kept."""
 
     def sync(self) -> None:
         """Makes sure of what was taken."""
@@ -66,7 +65,7 @@ class Scoring:
     seed: int
     maps: KeepMaps
     sink: Sink
-    deliver: Callable[[list[Line]], None]
+    deliver: Callable[[list[Cell]], None]
     protocols: Sequence[Metrics]
 
     def images(self, part: Sequence[BenchImage]) -> None:
@@ -100,8 +99,10 @@ class Scoring:
         scoring.run()
 
     def _fail(self, image: BenchImage, reason: str) -> None:
-        missing = self.cells.missing(image)
-        self.deliver([self.cells.line(image, *parts, failures=[["", reason]]) for parts in missing])
+        cells = [self.cells.empty(image, *parts) for parts in self.cells.missing(image)]
+        for cell in cells:
+            cell["failures"] = [("", reason)]
+        self.deliver(cells)
 
 
 class _Task(NamedTuple):
@@ -122,8 +123,8 @@ class _BatchScoring:
     samples: list[Sample]
     outputs: Tensor
     failures: list[Failure]
-    known: dict[tuple[str, str, str], Line] = field(default_factory=dict)  # image, method, protocol -> a cell
-    pictures: dict[str, list[Any]] = field(default_factory=dict)
+    known: dict[tuple[str, str, str], Cell] = field(default_factory=dict)  # image, method, protocol -> a cell
+    pictures: dict[str, PicturePlace | None] = field(default_factory=dict)
     delivered: set[str] = field(default_factory=set)
     ahead: dict[tuple[str, str], tuple[list[int], Made]] = field(default_factory=dict)  # target kind, method
 
@@ -196,7 +197,7 @@ class _BatchScoring:
         return tuple(left)
 
     def _score(self, task: _Task, rows: list[int], chosen: list[list[int]]) -> None:
-        cells: dict[tuple[int, str], Line] = {}
+        cells: dict[tuple[int, str], Cell] = {}
         failures: list[Failure] = []
         places = {self.samples[row].name: row for row in rows}
         source = self._source(task.method) if isinstance(task.method, Method) else task.method
@@ -219,7 +220,7 @@ class _BatchScoring:
         for row in rows:
             self._finish(row, task, cells, failures)
 
-    def _add(self, case: Case, row: int, task: _Task, cells: dict[tuple[int, str], Line]) -> None:
+    def _add(self, case: Case, row: int, task: _Task, cells: dict[tuple[int, str], Cell]) -> None:
         """Scores one map by all protocols of the task."""
         image = self.loaded[row].image
         kept = self._keep(case, image)
@@ -232,30 +233,26 @@ class _BatchScoring:
             if (row, protocol.name) not in cells:
                 cells[row, protocol.name] = self._line(case, image, protocol, task.target_kind)
             cell = cells[row, protocol.name]
-            cell["found"].append(
-                {
-                    "target": case.target,
-                    "score": _rounded(score, 6),
-                    "rows": [[r.metric, r.reference, r.value] for r in found.rows],
-                    "curves": [_thinned(curve) for curve in found.curve_rows],
-                    **({"map": kept} if kept else {}),
-                }
-            )
-            cell["failures"] += [[failure.metric, failure.reason] for failure in found.failures]
+            entry: Found = {
+                "target": case.target,
+                "score": round(score, 6),
+                "rows": [(r.metric, r.reference, r.value) for r in found.rows],
+                "curves": [_thinned(curve) for curve in found.curve_rows],
+            }
+            if kept:
+                entry["map"] = kept
+            cell["found"].append(entry)
+            cell["failures"] += [(failure.metric, failure.reason) for failure in found.failures]
 
-    def _line(self, case: Case, image: BenchImage, protocol: Metrics, target_kind: str) -> Line:
-        return self.all_.cells.line(
-            image,
-            case.method,
-            protocol.name,
-            target_kind,
-            seconds=_rounded(case.seconds, 6),
-            forward=case.forward_images,
-            backward=case.backward_images,
-            **({"picture": self.pictures[image.id]} if image.id in self.pictures else {}),
-        )
+    def _line(self, case: Case, image: BenchImage, protocol: Metrics, target_kind: str) -> Cell:
+        cell = self.all_.cells.empty(image, case.method, protocol.name, target_kind)
+        cell["seconds"] = _rounded(case.seconds, 6)
+        cell["forward"], cell["backward"] = case.forward_images, case.backward_images
+        if image.id in self.pictures:
+            cell["picture"] = self.pictures[image.id]
+        return cell
 
-    def _keep(self, case: Case, image: BenchImage) -> list[Any] | None:
+    def _keep(self, case: Case, image: BenchImage) -> MapPlace | None:
         if self.all_.maps == "none":
             return None
         if image.id not in self.pictures:
@@ -264,15 +261,15 @@ class _BatchScoring:
             self.pictures[image.id] = self.all_.sink.keep_picture(picture.convert("RGB"))
         return self.all_.sink.keep_map(case.values.detach().cpu().float().numpy(), self.all_.maps)
 
-    def _finish(self, row: int, task: _Task, cells: dict[tuple[int, str], Line], failures: list[Failure]) -> None:
+    def _finish(self, row: int, task: _Task, cells: dict[tuple[int, str], Cell], failures: list[Failure]) -> None:
         """Delivers the cells of one image; a map that could not be made is a cell with a reason."""
         image = self.loaded[row].image
-        reasons = [[f.metric, f.reason] for f in (*self.failures, *failures) if f.image == image.id]
+        reasons = [(f.metric, f.reason) for f in (*self.failures, *failures) if f.image == image.id]
         done = []
         for protocol in task.protocols:
             cell = cells.pop((row, protocol.name), None)
             if cell is None:
-                cell = self.all_.cells.line(image, str(task.method), protocol.name, task.target_kind)
+                cell = self.all_.cells.empty(image, str(task.method), protocol.name, task.target_kind)
                 if cell["key"] in self.delivered:
                     continue
             cell["failures"] = [*reasons, *cell["failures"]]
@@ -287,13 +284,13 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _thinned(curve: CurveRow) -> list[Any]:
+def _thinned(curve: CurveRow) -> Curve:
     """Kind, reference, shares of pixels and scores, at as many points as a figure needs."""
     count = len(curve.fractions)
     places = np.unique(np.linspace(0, count - 1, min(count, _CURVE_POINTS)).round().astype(int)).tolist()
-    return [
+    return (
         curve.kind,
         curve.reference,
         [round(curve.fractions[i], 5) for i in places],
         [round(curve.scores[i], 5) for i in places],
-    ]
+    )

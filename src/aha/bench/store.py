@@ -14,12 +14,13 @@ import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from aha.bench.records import Cell, MapPlace, PicturePlace, PlanEntry
 from aha.core.disk import result_key
 from aha.core.ledger import Appender, Ledger, Line, checksum, latest_keys, sound_lines
 from aha.errors import OutputError
@@ -59,27 +60,28 @@ class Store(Ledger):
             self._maps = None
         super().close()
 
-    def record_plan(self, entry: dict[str, Any]) -> None:
+    def record_plan(self, entry: PlanEntry) -> None:
         """Notes what is about to be done, unless that is noted already."""
         key = f"{result_key(json.dumps(entry, sort_keys=True))}-plan"
         with Ledger(self.folder / PLANS, self.folder, is_sound=_is_plan) as plans:
             plans.add([{"key": key, **entry}])
 
-    def keep_map(self, values: NDArray[np.float32], precision: str) -> list[Any]:
-        """Stores a map (H, W) and returns where: file, offset, height, width, type, scale, checksum."""
+    def keep_map(self, values: NDArray[np.float32], precision: str) -> MapPlace:
+        """Stores a map (H, W) and returns where."""
         # Maps have no unit and may lie far outside the range of half precision.
         scale = float(np.abs(values).max()) or 1.0
         content = (values / np.float32(scale)).astype(precision).tobytes()
         name, offset = self._keep(content)
-        return [name, offset, *values.shape, precision, scale, checksum(content)]
+        height, width = values.shape
+        return name, offset, height, width, precision, scale, checksum(content)
 
-    def keep_picture(self, picture: Image.Image) -> list[Any]:
-        """Stores a picture and returns where: file, offset, bytes, checksum."""
+    def keep_picture(self, picture: Image.Image) -> PicturePlace:
+        """Stores a picture and returns where."""
         buffer = io.BytesIO()
         picture.save(buffer, format="JPEG", quality=_QUALITY)
         content = buffer.getvalue()
         name, offset = self._keep(content)
-        return [name, offset, len(content), checksum(content)]
+        return name, offset, len(content), checksum(content)
 
     def _keep(self, content: bytes) -> tuple[str, int]:
         if self._maps is None or self._maps.size + len(content) > _SHARD_BYTES:
@@ -146,26 +148,27 @@ def current_keys(folder: Path) -> dict[str, str]:
     return latest_keys(sound_lines(ledgers(folder), is_cell))
 
 
-def read_cells(folder: Path) -> list[dict[str, Any]]:
+def read_cells(folder: Path) -> list[Cell]:
     """All cells of a run, each once, in an order that does not depend on how the work was shared."""
     if not (folder / ROWS).is_dir():
         raise OutputError(f"{folder} is not the folder of a run")
-    found: dict[str, tuple[int, dict[str, Any]]] = {}
+    found: dict[str, tuple[int, Cell]] = {}
     for line in sound_lines(ledgers(folder), is_cell):
-        cell = line.record()
+        cell = cast("Cell", line.record())
         # Keys of earlier versions do not say what a cell is about.
-        work = work_of(*(cell[name] for name in _TEXTS[1:]))
+        work = work_of(cell["model"], cell["digest"], cell["method"], cell["protocol"], cell["asked"], cell["image"])
         if work not in found or found[work][0] <= line.turn:
             found[work] = line.turn, cell
     return [cell for _, cell in found.values()]
 
 
-def merge_cells(cells: Iterable[Mapping[str, Any]], plans: Iterable[Mapping[str, Any]], out: Path) -> None:
+def merge_cells(cells: Iterable[Cell], plans: Iterable[PlanEntry], out: Path) -> None:
     """Writes cells and plans of other runs as a run of its own."""
     with Store(out) as store:
         store.add(cells)
         for plan in plans:
-            store.record_plan({name: value for name, value in plan.items() if name != "key"})
+            plan.pop("key", None)
+            store.record_plan(plan)
 
 
 # Plans
@@ -182,10 +185,10 @@ _IN_PLANS = {
 }
 
 
-def read_plans_of(folder: Path) -> list[dict[str, Any]]:
+def read_plans_of(folder: Path) -> list[PlanEntry]:
     """What was asked of a run, oldest first."""
     path = folder / PLANS
-    return [line.record() for line in sound_lines([path], _is_plan)] if path.is_file() else []
+    return [cast("PlanEntry", line.record()) for line in sound_lines([path], _is_plan)] if path.is_file() else []
 
 
 def _is_plan(line: Line) -> bool:
@@ -198,14 +201,14 @@ def _is_plan(line: Line) -> bool:
 # Maps
 
 
-def read_map(folder: Path, where: list[Any]) -> NDArray[np.float32]:
+def read_map(folder: Path, where: MapPlace) -> NDArray[np.float32]:
     """The map (H, W) that `Store.keep_map` stored."""
     name, offset, height, width, precision, scale, *check = where
     content = _stretch(folder, name, offset, height * width * np.dtype(precision).itemsize, *check)
     return np.frombuffer(content, dtype=precision).reshape(height, width).astype(np.float32) * np.float32(scale)
 
 
-def read_picture(folder: Path, where: list[Any]) -> Image.Image:
+def read_picture(folder: Path, where: PicturePlace) -> Image.Image:
     """The picture that `Store.keep_picture` stored."""
     return Image.open(io.BytesIO(_stretch(folder, *where))).convert("RGB")
 

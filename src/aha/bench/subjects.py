@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from aha.bench.plan import Plan
+from aha.bench.records import PlanEntry
 from aha.bench.truth import Truth, check_truth
 from aha.core.disk import result_key
 from aha.data.batches import Subject
@@ -58,7 +59,7 @@ class Subjects:
         plan: Plan,
         model: TargetModel,
         protocols: Sequence[Protocol],
-        earlier: Sequence[dict[str, Any]] = (),
+        earlier: Sequence[PlanEntry] = (),
     ) -> None:
         self._plan, self._model = plan, model
         self.kept: list[str] | None = None
@@ -116,7 +117,7 @@ class Subjects:
             [r.image.boxes for r in loaded] if self._has_boxes else None,
         )
 
-    def _chosen(self, images: list[BenchImage], earlier: Sequence[dict[str, Any]]) -> list[BenchImage]:
+    def _chosen(self, images: list[BenchImage], earlier: Sequence[PlanEntry]) -> list[BenchImage]:
         """The plan's choice; what a filter kept when the run was begun is not computed again."""
         plan = self._plan
         if plan.filter == "none":

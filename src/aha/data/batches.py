@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -20,15 +20,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision.transforms.functional import to_pil_image
 
-from aha.data.images import iter_pictures
+from aha.data.images import Pictures, iter_pictures
 from aha.errors import ImageError, TargetError
 from aha.models import TargetModel
 from aha.models.preprocessing import Geometry
 
 T = TypeVar("T")
-
-Images = Any
-"""A path, folder, PIL image, array, tensor, a list of these, a torch Dataset, or a DataLoader."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,10 @@ class Batch:
     labels: Tensor | None = None
     positions: list[int] | None = None
     outputs: Tensor | None = None
+
+
+Images: TypeAlias = Pictures | Dataset[Any] | DataLoader[Any] | Batch
+"""A path, folder, PIL image, array, tensor, a list of these, a torch Dataset, a DataLoader, or a batch."""
 
 
 def count_images(images: Images) -> int | None:
@@ -93,7 +94,7 @@ def iter_batches(
     return batches if labels is None else _labelled(batches, labels, count_images(images))
 
 
-def _as_inputs(images: Images) -> Tensor | None:
+def _as_inputs(images: Pictures) -> Tensor | None:
     """Float tensors (B, C, H, W), (C, H, W) or a list of the latter, as one batch; None for pictures."""
     if isinstance(images, list | tuple) and images and all(_is_float_tensor(item) for item in images):
         if len({item.shape for item in images}) > 1:
@@ -205,7 +206,7 @@ def _split(item: Any) -> tuple[Tensor, Tensor | None]:
 
 def _from_pictures(
     model: TargetModel,
-    images: Images,
+    images: Pictures,
     batch_size: int,
     on_error: Callable[[str, ImageError], None] | None,
     first: int = 0,

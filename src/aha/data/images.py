@@ -33,6 +33,8 @@ IMAGE_SUFFIXES = frozenset(
 
 ImageSource: TypeAlias = str | Path | bytes | Image.Image | npt.NDArray[Any] | torch.Tensor
 """What one picture can be read from."""
+Pictures: TypeAlias = ImageSource | Sequence[ImageSource]
+"""One picture, a folder of them, or a list of either."""
 
 # An allow-list because some of Pillow's formats do more than decode: EPS runs Ghostscript on the file.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
@@ -96,7 +98,7 @@ def find_images(path: Path) -> list[Path]:
 
 
 def iter_pictures(
-    inputs: ImageSource | Sequence[ImageSource],
+    inputs: Pictures,
     on_error: Callable[[str, ImageError], None] | None = None,
     first: int = 0,
 ) -> Iterator[Picture]:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NotRequired, Self, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,27 @@ from aha.errors import OutputError
 __all__ = ["JOURNAL", "MANIFEST", "ResultFolder", "ResultItem", "read_items"]
 
 FORMAT = 2
+
+
+class MapRecord(TypedDict):
+    """A map as manifest and journal list it; what earlier versions did not note may be missing."""
+
+    key: str
+    image: str
+    method: str
+    target: int
+    label: str
+    score: float | None
+    map: str
+    heatmap: str
+    overlay: str
+    composite: NotRequired[str]
+    seconds: NotRequired[float]
+    model: NotRequired[str]
+    model_digest: NotRequired[str]
+    card: NotRequired[str]
+    picture: NotRequired[str]
+    sums: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -90,7 +111,7 @@ class ResultFolder:
         wait: float = 0,
     ) -> None:
         self.folder = Path(folder)
-        self._header = {"model": model, "model_digest": digest}
+        self._model, self._digest = model, digest
         self._settings, self._wait = dict(settings or {}), wait
         self._ledger: Ledger | None = None
         check_writable(self.folder)
@@ -100,7 +121,7 @@ class ResultFolder:
         self._ledger = Ledger(self.folder / JOURNAL, self.folder, is_sound=_is_item, wait=self._wait)
         try:
             legacy = self._read()  # again: another process may have written until now
-            self._ledger.append({**item, **self._header} for item in legacy)
+            self._ledger.append({**item, "model": self._model, "model_digest": self._digest} for item in legacy)
         except BaseException:
             self._ledger.close()
             raise
@@ -141,7 +162,7 @@ class ResultFolder:
         item = self._keyed.get(key)
         if item is None or self._items.get(_place(item)) is not item or not item.get("sums"):
             return False
-        return all(_has_checksum(self.folder / item[kind], check) for kind, check in item["sums"].items())
+        return all(_has_checksum(self.folder / _file(item, kind), check) for kind, check in item["sums"].items())
 
     def add(self, item: ResultItem) -> None:
         """Writes one map's files, then records it."""
@@ -157,20 +178,26 @@ class ResultFolder:
             for kind, data in content.items():
                 write_atomically(self.folder / names[kind], lambda file, data=data: file.write(data))  # type: ignore[misc]
         work = result_key(item.image, item.method, item.target)[:16]
-        entry = {
+        entry: MapRecord = {
             "key": item.key or f"{work}-saved",
             "image": item.image,
             "method": item.method,
             "target": item.target,
             "label": item.label,
             "score": item.score if math.isfinite(item.score) else None,
-            **names,
+            "map": names["map"],
+            "heatmap": names["heatmap"],
+            "overlay": names["overlay"],
             "seconds": item.seconds,
-            **self._header,
-            **({"card": item.card} if item.card else {}),
+            "model": self._model,
+            "model_digest": self._digest,
             "picture": item.picture,
             "sums": {kind: checksum(data) for kind, data in content.items()},
         }
+        if "composite" in names:
+            entry["composite"] = names["composite"]
+        if item.card:
+            entry["card"] = item.card
         self._ledger.append([entry])
         self._remember(entry)
 
@@ -185,10 +212,10 @@ class ResultFolder:
         with writing(self.folder):
             for item in dropped:
                 for kind in item["sums"]:
-                    (self.folder / item[kind]).unlink(missing_ok=True)
+                    (self.folder / _file(item, kind)).unlink(missing_ok=True)
             write_atomically(self.manifest, lambda file: file.write(text))
 
-    def _drop_stale(self) -> list[dict[str, Any]]:
+    def _drop_stale(self) -> list[MapRecord]:
         stale = _stale(list(self._items.values()))
         for item in stale:
             del self._items[_place(item)]
@@ -201,7 +228,8 @@ class ResultFolder:
         """The manifest."""
         manifest = {
             "format": FORMAT,
-            **self._header,
+            "model": self._model,
+            "model_digest": self._digest,
             "seed": self._settings.get("seed"),
             "settings": self._settings,
             "versions": versions(),
@@ -209,10 +237,10 @@ class ResultFolder:
         }
         return json.dumps(manifest, indent=1).encode()
 
-    def _read(self) -> list[dict[str, Any]]:
+    def _read(self) -> list[MapRecord]:
         """Reads what is there; returns items of an earlier version that the journal does not have."""
-        self._items: dict[tuple[str, str, int], dict[str, Any]] = {}
-        self._keyed: dict[str, dict[str, Any]] = {}
+        self._items: dict[tuple[str, str, int], MapRecord] = {}
+        self._keyed: dict[str, MapRecord] = {}
         self._pictures: set[str] = set()
         # Lower-case names, since not every file system tells cases apart -> image, or image and method.
         self._folders: dict[str, str] = {MANIFEST: "", JOURNAL: ""}
@@ -220,13 +248,13 @@ class ResultFolder:
         found = read_items(self.folder)
         for item in (*found.listed, *found.journal):
             whose = item.get("model", found.model), item.get("model_digest", found.digest)
-            if whose != tuple(self._header.values()):
+            if whose != (self._model, self._digest):
                 raise OutputError(f"{self.folder} holds results of {whose[0]} (other weights or model); choose another")
             self._remember(item)
         self._drop_stale()
         return found.listed
 
-    def _remember(self, item: dict[str, Any]) -> None:
+    def _remember(self, item: MapRecord) -> None:
         place = _place(item)
         self._items.pop(place, None)  # so that the last written is the last
         self._items[place] = self._keyed[str(item.get("key"))] = item
@@ -257,14 +285,14 @@ class Found(NamedTuple):
         model, digest: whose they are, as the manifest says.
     """
 
-    journal: list[dict[str, Any]]
-    listed: list[dict[str, Any]]
+    journal: list[MapRecord]
+    listed: list[MapRecord]
     model: str = ""
     digest: str = ""
 
-    def current(self) -> list[dict[str, Any]]:
+    def current(self) -> list[MapRecord]:
         """The items that count: the last of each image, method and class, of the last picture of that name."""
-        items: dict[tuple[str, str, int], dict[str, Any]] = {}
+        items: dict[tuple[str, str, int], MapRecord] = {}
         for item in (*self.listed, *self.journal):
             items.pop(_place(item), None)
             items[_place(item)] = item
@@ -282,7 +310,7 @@ def read_items(folder: Path) -> Found:
     lines = list(sound_lines([journal], _is_item)) if journal.is_file() else []
     lines.sort(key=lambda line: line.turn)
     # Whether they are fresh cannot be told of what nothing guards.
-    items = [line.record() if line.turn > 0 else {**line.record(), **_UNKNOWN} for line in lines]
+    items = [_record(line.record(), is_guarded=line.turn > 0) for line in lines]
     if any(line.turn > 0 for line in lines) or not path.is_file():
         return Found(items, [])
     try:
@@ -292,10 +320,13 @@ def read_items(folder: Path) -> Found:
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise OutputError(f"{path} is not a manifest of ours; choose another folder") from None
-    return Found(items, [{**item, **_UNKNOWN} for item in listed], *map(str, header))
+    return Found(items, [_record(item, is_guarded=False) for item in listed], *map(str, header))
 
 
-_UNKNOWN: dict[str, Any] = {"key": "", "sums": {}}
+def _record(item: dict[str, Any], *, is_guarded: bool) -> MapRecord:
+    return cast("MapRecord", item if is_guarded else {**item, "key": "", "sums": {}})
+
+
 _TEXTS = ("image", "method", "label", "map", "heatmap", "overlay")
 _NOT_LISTED = ("model", "model_digest", "picture", "sums")
 
@@ -308,14 +339,19 @@ def _is_known(item: Mapping[str, Any]) -> bool:
     return all(isinstance(item.get(name), str) for name in _TEXTS) and type(item.get("target")) is int
 
 
-def _stale(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _stale(items: Sequence[MapRecord]) -> list[MapRecord]:
     """Of items in the order of their making, those of another picture than the last one of that name."""
     latest = {item["image"]: item["picture"] for item in items if item.get("picture")}
     return [item for item in items if item.get("picture", "") not in ("", latest.get(item["image"]))]
 
 
-def _place(item: Mapping[str, Any]) -> tuple[str, str, int]:
+def _place(item: MapRecord) -> tuple[str, str, int]:
     return item["image"], item["method"], item["target"]
+
+
+def _file(item: MapRecord, kind: str) -> str:
+    """The name of one of a map's files."""
+    return str(cast("Mapping[str, Any]", item)[kind])
 
 
 def _has_checksum(path: Path, check: str) -> bool:

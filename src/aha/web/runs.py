@@ -14,6 +14,7 @@ import numpy as np
 
 from aha.bench import read_run
 from aha.bench.exports import SCORES
+from aha.bench.records import PlanEntry
 from aha.bench.runner import OLD_RECORD
 from aha.bench.store import ROWS
 from aha.errors import OutputError
@@ -159,7 +160,7 @@ def _evaluation(folder: Path) -> Run:
     return Run(folder, folder.resolve().name, str(record.get("model", "")), rows, [Path.cwd()])
 
 
-def _roots(plans: Sequence[Mapping[str, Any]]) -> list[Path]:
+def _roots(plans: Sequence[PlanEntry]) -> list[Path]:
     """Where names of images start: in the data of the plans, or where these were carried out."""
     found: dict[Path, None] = {}
     for plan in plans:
