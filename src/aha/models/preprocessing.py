@@ -16,10 +16,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from aha.core.pictures import MAX_PIXELS
 from aha.errors import ImageError, ModelError
-
-MAX_PIXELS = 89_478_485
-"""Largest picture that is decoded: a quarter of a gibibyte of RGB, which is Pillow's own default limit."""
 
 Fit = Literal["crop", "squash", "pad"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]

@@ -263,7 +263,7 @@ class ReferenceImage(Reference):
 
     def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
         """The picture, for every image."""
-        from aha.data.images import read_image
+        from aha.core.pictures import read_image
 
         inputs, _ = model.stated_preprocessing()(read_image(self.path))
         picture = model.to_pixels(inputs).to(pixels)
