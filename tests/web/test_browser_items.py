@@ -155,6 +155,19 @@ def test_numbers_bounds_and_the_meaning_of_the_score(sized: Any) -> None:
     assert "insertion" in meaning and "deletion" in meaning
 
 
+def test_how_good_it_could_be_is_looked_for_when_asked(sized: Any) -> None:
+    open_picture(sized, methods=4)
+    until(sized, "document.querySelectorAll('#plot path.bound.random').length === 1")
+    assert sized.locator("#plot .band").count() == 0
+    sized.locator("#best").click()
+    until(sized, "document.querySelectorAll('#plot .band').length === 1")
+    assert "found by search" in sized.text_content("#legend")
+    deleting = sized.get_attribute("#plot .band", "points")
+    sized.locator("input[name=kind][value=insert]").check(force=True)
+    frames(sized)
+    assert sized.get_attribute("#plot .band", "points") != deleting
+
+
 def test_why_not_the_class_that_was_expected(sized: Any) -> None:
     open_picture(sized)
     named = sized.locator("#classes .pick span:first-of-type").all_text_contents()

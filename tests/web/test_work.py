@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 from aha.errors import AhaError
 from aha.methods import load_method
 from aha.models import TargetModel
-from aha.web import workbench
 from aha.web.jobs import CURRENT, Busy, Job, Jobs
+from aha.web.questions import curves, maps, refinement
 from aha.web.store import Gone, Store
 from aha.web.workbench import Workbench
 
@@ -167,7 +167,7 @@ def test_a_crashed_method_leaves_the_server_alive(
     def crash(*_args: Any, **_options: Any) -> Any:
         raise RuntimeError("secret of the inside")
 
-    monkeypatch.setattr(workbench, "explain", crash)
+    monkeypatch.setattr(maps, "explain", crash)
     question = {"picture": picture, "model": MODEL, "method": "gradient", "target": 9}
     state = finished(client, client.post("/api/maps", json=question).json())
     assert state["status"] == "failed"
@@ -198,7 +198,7 @@ def test_a_restart_keeps_what_was_finished(
         key = upload(visitor, png(3))
         question = {"picture": key, "model": MODEL, "method": "grad_cam", "target": 4}
         record = asked(visitor, "/api/maps", **question)
-        curves = asked(visitor, "/api/curves", map=record["key"], references=["black"], steps=3)
+        measured = asked(visitor, "/api/curves", map=record["key"], references=["black"], steps=3)
         values = visitor.get(f"/api/results/{record['key']}/values").content
         session = visitor.post("/api/sessions", json={"pictures": [key], "view": {}}).json()["key"]
     first.jobs.close()
@@ -206,13 +206,13 @@ def test_a_restart_keeps_what_was_finished(
     def never(*_args: Any, **_options: Any) -> Any:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(workbench, "explain", never)
-    monkeypatch.setattr(workbench, "reference_curves", never)
+    monkeypatch.setattr(maps, "explain", never)
+    monkeypatch.setattr(curves, "reference_curves", never)
     second = make_bench(loaded, tmp_path, gallery)
     with make_client(second) as visitor:
         again = visitor.post("/api/maps", json=question)
         assert again.status_code == 200 and again.json()["result"] == record
-        assert asked(visitor, "/api/curves", map=record["key"], references=["black"], steps=3) == curves
+        assert asked(visitor, "/api/curves", map=record["key"], references=["black"], steps=3) == measured
         assert visitor.get(f"/api/results/{record['key']}/values").content == values
         assert visitor.get(f"/api/jobs/{record['key']}").json()["status"] == "done"
         assert visitor.get(f"/api/sessions/{session}").json()["pictures"][0]["key"] == key
@@ -245,7 +245,7 @@ def test_what_a_method_costs_is_learned(client: TestClient, bench: Workbench, pi
 
 
 def test_refinement_tells_each_step_as_it_comes(shown_bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, original = threading.Event(), workbench.refined_maps
+    gate, original = threading.Event(), refinement.refined_maps
 
     def held(*args: Any, **options: Any) -> Iterator[Any]:
         for step, found in enumerate(original(*args, **options)):
@@ -253,9 +253,9 @@ def test_refinement_tells_each_step_as_it_comes(shown_bench: Workbench, monkeypa
                 gate.wait(60)
             yield found
 
-    monkeypatch.setattr(workbench, "refined_maps", held)
+    monkeypatch.setattr(refinement, "refined_maps", held)
     key = shown_bench.pictures.add(png(8), "a.png")["key"]
-    state = shown_bench.ask_refinement("x", key, MODEL, 3, rounds=3)
+    state = refinement.ask_refinement(shown_bench, "x", key, MODEL, 3, rounds=3)
     job = shown_bench.jobs.get(state["key"])
     assert job is not None
     end = time.monotonic() + 120
@@ -272,7 +272,7 @@ def test_many_visitors_at_once(client: TestClient, picture: str, monkeypatch: py
     """Fifty visitors, half of them on known work; each new thing is computed once, and one at a time."""
     computed: list[str] = []
     busy = threading.Lock()
-    original = workbench.explain
+    original = maps.explain
 
     def watched(*args: Any, **options: Any) -> Any:
         assert busy.acquire(blocking=False), "the model was asked by two at once"
@@ -283,7 +283,7 @@ def test_many_visitors_at_once(client: TestClient, picture: str, monkeypatch: py
         finally:
             busy.release()
 
-    monkeypatch.setattr(workbench, "explain", watched)
+    monkeypatch.setattr(maps, "explain", watched)
     asked(client, "/api/maps", picture=picture, model=MODEL, method="center_map", target=1)
 
     def visit(number: int) -> np.ndarray[Any, Any]:

@@ -17,10 +17,12 @@ from aha.methods import METHODS, list_methods
 from aha.methods.var import Var
 from aha.web import pictures as limits
 from aha.web.policy import REFERENCES
+from aha.web.questions.curves import COARSE_STEPS, STEPS
+from aha.web.questions.refinement import ROUNDS
 from aha.web.requests import Refused, answer, binary
 from aha.web.runs import Run
 from aha.web.served import Served
-from aha.web.workbench import COARSE_STEPS, MOST_CLASSES, ROUNDS, STEPS, Workbench
+from aha.web.workbench import MOST_CLASSES, Workbench
 
 COLOUR_MAPS = ("inferno", "viridis", "cividis", "magma", "turbo", "RdBu_r", "PuOr_r", "coolwarm")
 """Those that the page offers, sequential ones first."""

@@ -12,11 +12,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from aha.core.registry import nearest_names
-from aha.web.changing import ask_change
-from aha.web.painting import ask_painted
+from aha.web.questions.change import ask_change
+from aha.web.questions.classes import ask_classes
+from aha.web.questions.contrast import ask_contrast
+from aha.web.questions.curves import STEPS, ask_curves
+from aha.web.questions.maps import ask_map, ask_maps
+from aha.web.questions.painting import ask_painted
+from aha.web.questions.refinement import ROUNDS, ask_refinement
 from aha.web.requests import Fields, answer, owner_of
 from aha.web.served import Served
-from aha.web.workbench import ROUNDS, STEPS, Workbench
+from aha.web.workbench import Workbench
 
 _MOST_FOUND = 24
 _SECONDS_TO_ANSWER = 0.25  # that a quick question is waited for, rather than asked about again
@@ -32,15 +37,15 @@ def question_routes(bench: Workbench) -> list[Route]:
 
     return [
         Route("/api/classes", find_classes, methods=["GET"]),
-        _question("/api/classes", bench.ask_classes, _subject),
+        _question("/api/classes", partial(ask_classes, bench), _subject),
         _question(
             "/api/maps",
-            bench.ask_map,
+            partial(ask_map, bench),
             lambda fields: (*_subject(fields), fields.take("method", str), fields.take("target", int)),
         ),
         _question(
             "/api/maps/several",
-            bench.ask_maps,
+            partial(ask_maps, bench),
             lambda fields: (*_subject(fields), fields.take_list("methods", str), fields.take("target", int)),
         ),
         _question(
@@ -66,7 +71,7 @@ def question_routes(bench: Workbench) -> list[Route]:
         ),
         _question(
             "/api/curves",
-            bench.ask_curves,
+            partial(ask_curves, bench),
             lambda fields: (
                 fields.take("map", str),
                 fields.take_list("references", str, ["black", "mean", "blur"]),
@@ -75,7 +80,7 @@ def question_routes(bench: Workbench) -> list[Route]:
         ),
         _question(
             "/api/refinements",
-            bench.ask_refinement,
+            partial(ask_refinement, bench),
             lambda fields: (
                 *_subject(fields),
                 fields.take("target", int),
@@ -85,7 +90,7 @@ def question_routes(bench: Workbench) -> list[Route]:
         ),
         _question(
             "/api/contrasts",
-            bench.ask_contrast,
+            partial(ask_contrast, bench),
             lambda fields: (*_subject(fields), fields.take("method", str), fields.take_list("classes", int)),
         ),
     ]

@@ -1,16 +1,16 @@
-// Curves that say what is little and what is much: of an order that knows nothing, and of the best one that is known.
+// Curves that say what is little and what is much: of an order that knows nothing, and of one that was searched for.
 
 import { Stopped } from "./api.js";
 import { askCurves, askMaps, followMap, steps } from "./scene.js";
 import { state } from "./state.js";
 
 export const RANDOM = { method: "random_map", name: "random pixels", kind: "random" };
-export const BEST = { method: "search", name: "best known", kind: "best" };
+export const BEST = { method: "search(budget=300)", needs: "search", name: "found by search", kind: "best" };
 
 /** The curve of a bound, for the picture, model and class of a place; `onChange` when there is more of it. */
 export class Bound {
-  constructor(bound, place, onChange, onState = () => {}) {
-    Object.assign(this, { ...bound, place, onChange, onState, curves: {} });
+  constructor(bound, place, onChange, { onState = () => {}, onFound = () => {} } = {}) {
+    Object.assign(this, { ...bound, place, onChange, onState, onFound, curves: {} });
     this.controller = new AbortController();
     this.ready = this.find();
   }
@@ -24,6 +24,7 @@ export class Bound {
       const [answer] = await askMaps({ picture: state.picture, model, methods: [this.method], target });
       if (answer.error) return answer.error;
       this.map = await followMap(answer, { signal, onState: this.onState });
+      this.onFound();
       await this.refer(state.reference);
       return "";
     } catch (error) { return error instanceof Stopped ? "" : error.message; }

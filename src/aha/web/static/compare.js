@@ -47,10 +47,14 @@ export async function reload(wanted) {
   if (turn === generation && !tiles.some((tile) => tile.method === RANDOM.method)) bounds.push(new Bound(RANDOM, places[0], changed));
 }
 
-/** Looks for the best order of pixels that can be had, which takes a while: only when asked. */
+/** Looks for an order of pixels that the score rewards, which takes a while: only when asked. */
 async function lookForBest() {
   if (!places.length || bounds.some((bound) => bound.kind === BEST.kind)) return;
-  const found = new Bound(BEST, places[0], changed, (job) => $("best-status").replaceChildren(progressRow(job, () => found.stop())));
+  if (!bounds.some((bound) => bound.kind === RANDOM.kind)) bounds.push(new Bound(RANDOM, places[0], changed)); // the floor of the band
+  const tell = (...told) => $("best-status").replaceChildren(...told);
+  const found = new Bound(BEST, places[0], changed, {
+    onState: (job) => tell(progressRow(job, () => found.stop())), onFound: () => tell("An order is found; its curves are measured …"),
+  });
   bounds.push(found);
   const problem = await found.ready;
   if (!bounds.includes(found)) return;

@@ -10,6 +10,9 @@ export const INS_DEL = "Ins-Del: the area under the insertion curve minus the ar
 
 export const colourMapOf = (look, signed) => look.cmap || (signed ? "RdBu_r" : "inferno");
 
+/** A method's text that may be broken where its parameters begin, or between two of them. */
+const breakable = (name) => name.split(/(?<=[(,])/).flatMap((part, i) => (i ? [make("wbr"), part] : [part]));
+
 export class Face {
   /** `onClose` puts a button that takes the map away. */
   constructor(lens, { name, colour, isOther = false, side = "", onClose = null }) {
@@ -21,7 +24,7 @@ export class Face {
     [this.low, this.high] = [make("span"), make("span")];
     this.ends = make("div", { class: "ends" }, this.low, this.high);
     const close = onClose && make("button", { type: "button", class: "close", title: "Remove", "aria-label": `Remove ${name}`, on: { click: onClose } }, "×");
-    const title = make("div", { class: "title" }, make("span", { class: "name" }, name), ...(close ? [close] : []));
+    const title = make("div", { class: "title" }, make("span", { class: "name" }, make("span", {}, ...breakable(name))), ...(close ? [close] : []));
     this.element = make("figure", { class: `tile c${colour}${isOther ? " dashed" : ""}`, data: { method: name } }, this.canvas,
       make("figcaption", {}, title, ...(side ? [make("div", { class: "side" }, side)] : []),
         this.bar, this.ends, make("div", { class: "facts" }, this.score, this.value), this.status));
@@ -37,7 +40,8 @@ export class Face {
     for (let i = 0; i < 256; i++) strip.data.set([table[3 * i], table[3 * i + 1], table[3 * i + 2], 255], 4 * i);
     this.bar.getContext("2d").putImageData(strip, 0, 0);
     const [low, high] = signed ? [-map.limit, map.limit] : [map.low, map.high];
-    [this.low.textContent, this.high.textContent] = [short(low), short(high)];
+    // A low end that no colour could tell from nothing is called nothing.
+    [this.low.textContent, this.high.textContent] = [short(Math.abs(low) < 1e-4 * Math.abs(high) ? 0 : low), short(high)];
     this.bar.hidden = this.ends.hidden = look.mode === "mask";
   }
 

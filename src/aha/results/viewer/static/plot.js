@@ -22,7 +22,10 @@ export class Plot {
     for (const name of ["pointerup", "pointercancel"]) this.svg.addEventListener(name, () => { isDown = false; });
   }
 
-  /** Lines: { colour, name, fractions, heights, isMain, isOther }; floors and ceilings, in grey: { name, kind, fractions, heights }. */
+  /**
+   * Lines: { colour, name, fractions, heights, isMain, isOther }; in grey, what random pixels and an order that was
+   * searched for give: { name, kind, fractions, heights }, with a band between the two.
+   */
   draw(lines, { isProbability, label, bounds = [] }) {
     this.lines = lines;
     const all = [...lines, ...bounds].flatMap((line) => line.heights);
@@ -35,7 +38,7 @@ export class Plot {
       return [svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }),
         svg("text", { x: LEFT - 8, y: y + 4, "text-anchor": "end" }, isProbability ? show(value) : value.toPrecision(2))];
     });
-    const limits = bounds.map((line) => this.path(line, `bound ${line.kind}`));
+    const limits = [...this.band(bounds), ...bounds.map((line) => this.path(line, `bound ${line.kind}`))];
     const paths = [...lines].sort((a, b) => a.isMain - b.isMain).map((line) =>
       this.path(line, `c${line.colour}${line.isMain ? "" : " other"}${line.isOther ? " dashed" : ""}`));
     this.cursor = svg("line", { class: "cursor", x1: LEFT, x2: LEFT, y1: TOP, y2: HEIGHT - BOTTOM });
@@ -47,8 +50,17 @@ export class Plot {
   }
 
   path(line, classes) {
-    const d = line.fractions.map((f, i) => `${i ? "L" : "M"}${this.x(f).toFixed(1)} ${this.y(line.heights[i]).toFixed(1)}`).join("");
-    return svg("path", { class: classes, d }, svg("title", {}, line.name));
+    return svg("path", { class: classes, d: `M${this.points(line).join("L")}` }, svg("title", {}, line.name));
+  }
+
+  points(line) { return line.fractions.map((f, i) => `${this.x(f).toFixed(1)} ${this.y(line.heights[i]).toFixed(1)}`); }
+
+  /** The room there is for any order of pixels. */
+  band(bounds) {
+    const [floor, best] = ["random", "best"].map((kind) => bounds.find((line) => line.kind === kind));
+    if (!floor || !best) return [];
+    const points = [...this.points(best), ...this.points(floor).reverse()].join(",");
+    return [svg("polygon", { class: "band", points }, svg("title", {}, "between random pixels and the order that search found"))];
   }
 
   x(share) { return LEFT + share * (WIDTH - LEFT - RIGHT); }
@@ -68,5 +80,5 @@ export class Plot {
   }
 }
 
-export const legendEntry = (colour, name, score, isOther = false) =>
-  make("span", { class: `c${colour}${isOther ? " dashed" : ""}` }, `${name}  Ins-Del ${score === null ? "…" : show(score)}`);
+export const legendEntry = (colour, name, score, isOther = false, room = "") =>
+  make("span", { class: `c${colour}${isOther ? " dashed" : ""}` }, `${name}  Ins-Del ${score === null ? "…" : show(score)}${room}`);

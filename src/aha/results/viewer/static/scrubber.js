@@ -6,7 +6,15 @@ import { View } from "./lens.js";
 import { paintPerturbed } from "./pixels.js";
 import { legendEntry, Plot } from "./plot.js";
 
+const LEAST_ROOM = 0.02; // a search that is hardly above random leaves nothing to share out
 let made = 0;
+
+/** How much of what search reaches a score does, as a text: 0 % is random pixels, 100 % the order that was found. */
+function roomOf(bounds, scoreOf) {
+  const [floor, best] = ["random", "best"].map((kind) => bounds.find((bound) => bound.kind === kind));
+  const width = floor && best ? scoreOf(best) - scoreOf(floor) : 0;
+  return (score) => (width < LEAST_ROOM || score === null ? "" : `, ${Math.round((100 * (score - scoreOf(floor))) / width)} % of what search finds`);
+}
 
 export class Scrubber {
   /**
@@ -61,8 +69,10 @@ export class Scrubber {
       bounds: bounds.map((bound) => ({ name: bound.name, kind: bound.kind, ...curveOf(bound) })),
       label: kind === "delete" ? "share of pixels deleted" : "share of pixels inserted",
     });
+    const scoreOf = (one) => one.curves?.[reference]?.ins_del ?? null;
+    const room = roomOf(bounds, scoreOf);
     this.legend.replaceChildren(
-      ...this.tiles.map((tile) => legendEntry(tile.colour, tile.name, tile.curves?.[reference]?.ins_del ?? null, tile.isOther)),
+      ...this.tiles.map((tile) => legendEntry(tile.colour, tile.name, scoreOf(tile), tile.isOther, tile.isOther ? "" : room(scoreOf(tile)))),
       ...bounds.map((bound) => make("span", { class: `bound ${bound.kind}` }, `${bound.name}  ${show(bound.curves[reference].ins_del)}`)));
     this.scrub();
   }

@@ -11,8 +11,9 @@ from aha.errors import SpecError, TargetError
 from aha.metrics import Case
 from aha.web.jobs import Job
 from aha.web.policy import allowed_reference
+from aha.web.questions.curves import STEPS, curve_protocol
 from aha.web.records import SEED, map_record, packed
-from aha.web.workbench import MAPS, STEPS, Workbench, curve_protocol
+from aha.web.workbench import MAPS, Workbench
 
 
 def ask_change(bench: Workbench, owner: str, contrast: str, first: int, second: int, reference: str) -> dict[str, Any]:

@@ -1,0 +1,106 @@
+"""One method's map for one class, and several of them, cheap ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from aha.api import explain
+from aha.errors import AhaError, SpecError
+from aha.methods import Method
+from aha.web.jobs import Job
+from aha.web.records import SEED, map_record, packed
+from aha.web.served import Served
+from aha.web.workbench import Workbench
+
+MOST_METHODS = 12
+
+
+def ask_map(bench: Workbench, owner: str, picture: str, model: str, method: str, target: int) -> dict[str, Any]:
+    """One method's map for one class."""
+    served = bench.model(model)
+    chosen = served.method(method)
+    bench.check(picture, served, [target])
+    key = map_key(bench, served, picture, chosen, target)
+
+    def work(job: Job) -> None:
+        batch = bench.pictures.batch(picture, served.model)
+        found = explain(served.model, batch, chosen, target, seed=SEED, progress=job.report)
+        bench.costs.learn(served, chosen, job.images)
+        put_map(
+            bench, served, picture, chosen, target, found.maps[0], score=float(found.scores[0]), seconds=found.seconds
+        )
+
+    return bench.ask(key, str(chosen), served, work, owner, bench.place_of(served, chosen))
+
+
+def ask_maps(
+    bench: Workbench, owner: str, picture: str, model: str, methods: Sequence[str], target: int
+) -> dict[str, Any]:
+    """Several methods' maps, cheap ones first; one answer for each, in their order: a state, or why not."""
+    if not 1 <= len(methods) <= MOST_METHODS:
+        raise SpecError(f"name 1 to {MOST_METHODS} methods")
+    served = bench.model(model)
+    bench.check(picture, served, [target])
+    answers: dict[str, dict[str, Any]] = {}
+    costs: dict[str, int] = {}
+    for text in methods:
+        try:
+            costs[text] = bench.costs.of(served, served.method(text))
+        except AhaError as error:
+            answers[text] = _refusal(error)
+    for text in sorted(costs, key=costs.__getitem__):  # the worker takes the first of them at once
+        try:
+            answers[text] = ask_map(bench, owner, picture, model, text, target)
+        except AhaError as error:
+            answers[text] = _refusal(error)
+    return {"status": "done", "answers": [{"method": text, **answers[text]} for text in methods]}
+
+
+def put_map(
+    bench: Workbench,
+    served: Served,
+    picture: str,
+    method: Method,
+    target: int,
+    values: Tensor,
+    *,
+    score: float,
+    seconds: float,
+) -> str:
+    """Keeps a map; its key."""
+    key = map_key(bench, served, picture, method, target)
+    record = {
+        "kind": "map",
+        "key": key,
+        "picture": picture,
+        "model": served.name,
+        "method": str(method),
+        "target": target,
+        "label": served.model.class_name(target),
+        "score": score,
+        "seconds": seconds,
+        **map_record(values),
+    }
+    bench.store.put("results", key, record, packed({"values": values.numpy()}))
+    return key
+
+
+def known_map(bench: Workbench, key: str) -> dict[str, Any]:
+    """The record of a map that was made before."""
+    record = bench.store.get("results", key)
+    if record.get("kind") != "map":
+        raise SpecError(f"{key} is not a map")
+    return record
+
+
+def map_key(bench: Workbench, served: Served, picture: str, method: Method, target: int) -> str:
+    """What a map is known by."""
+    # By all it depends on: results outlive neither a change of defaults nor the training of another explainer.
+    return bench.key_of(served, "map", picture, method.fingerprint(served.model), target, SEED)
+
+
+def _refusal(error: AhaError) -> dict[str, Any]:
+    return {"error": " ".join(str(error).split())}

@@ -1,0 +1,58 @@
+"""AHA refined step by step, each step with its curves."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from aha.errors import SpecError
+from aha.learned.library import explainer_of, load_explainer
+from aha.learned.refinement import refined_maps
+from aha.methods.aha import AHA
+from aha.web.jobs import Job
+from aha.web.policy import allowed_reference
+from aha.web.questions.curves import STEPS, curve_protocol, put_curves
+from aha.web.questions.maps import known_map, put_map
+from aha.web.workbench import Workbench
+
+ROUNDS = 5
+
+
+def ask_refinement(
+    bench: Workbench, owner: str, picture: str, model: str, target: int, rounds: int = ROUNDS, explainer: str = ""
+) -> dict[str, Any]:
+    """AHA's maps after 0, 1, ..., `rounds` gradient steps, each with its curves; they are kept as ordinary maps."""
+    served = bench.model(model)
+    bench.check(picture, served, [target])
+    if not 1 <= rounds <= ROUNDS:
+        raise SpecError(f"refinement goes from 1 to {ROUNDS} steps, not {rounds}")
+    default = served.explainers[0].explainer if served.explainers else ""
+    base = AHA(explainer=explainer or default)
+    served.method(str(replace(base, refine=rounds)))
+    protocol = curve_protocol([allowed_reference(text) for text in ("black", "mean", "blur")], STEPS)
+    learned = base.fingerprint(served.model)
+    key = bench.key_of(served, "refinement", picture, learned, target, rounds, protocol.in_full())
+
+    def work(job: Job) -> None:
+        chosen, sample = served.model, bench.sample(served, picture)
+        found = load_explainer(base.explainer, chosen.device) if base.explainer else explainer_of(chosen)
+        inputs, classes = sample.inputs[None], torch.tensor([target], device=chosen.device)
+        job.report(0.0)  # in steps: the loops inside, which would tell their own share, keep silent then
+        before = time.perf_counter()
+        score = float(chosen.scores(inputs, classes))
+        for step, (maps, losses) in enumerate(refined_maps(found, chosen, inputs, classes, rounds)):
+            job.checkpoint()
+            seconds = time.perf_counter() - before
+            values = maps[0].cpu()
+            method = replace(base, refine=step)
+            own = put_map(bench, served, picture, method, target, values, score=score, seconds=seconds)
+            curves = put_curves(bench, job, own, known_map(bench, own), sample, values, protocol)
+            job.parts.append({"step": step, "map": own, "curves": curves, "loss": float(losses[0])})
+            job.report((step + 1) / (rounds + 1))
+        record = {"kind": "refinement", "picture": picture, "model": model, "target": target, "steps": job.parts}
+        bench.store.put("results", key, record)
+
+    return bench.ask(key, f"refinement of {base}", served, work, owner, bench.place_of(served, base))

@@ -1,0 +1,83 @@
+// What the model says, and which of it is explained.
+
+import { get, Stopped } from "./api.js";
+import * as beside from "./beside.js";
+import * as compare from "./compare.js";
+import { $, make, say, show } from "./dom.js";
+import * as paint from "./paint.js";
+import * as refine from "./refine.js";
+import { labelOf, session } from "./session.js";
+import { remember, state } from "./state.js";
+import { openTab, selectTab } from "./views.js";
+
+export function drawClasses() {
+  const others = [...new Set([state.target, ...state.rivals])].filter((index) => !session.classes.some((one) => one.index === index));
+  const rows = [...session.classes, ...others.map((index) => ({ index, label: labelOf(index), score: null }))];
+  const most = session.model.is_probability ? 1 : Math.max(...session.classes.map((one) => Math.abs(one.score)), 1e-9);
+  $("classes-box").hidden = false;
+  $("classes").replaceChildren(...rows.map((one) => {
+    const bar = make("i");
+    bar.style.width = `${one.score === null ? 0 : Math.max(0, (100 * one.score) / most)}%`;
+    const pick = make("button", { type: "button", class: "pick", "aria-pressed": String(one.index === state.target), title: `class ${one.index}`, on: { click: () => pickClass(one.index) } },
+      bar, make("span", {}, one.label), make("span", {}, one.score === null ? "" : show(one.score, 3)));
+    const box = make("input", { type: "checkbox", checked: state.rivals.includes(one.index), "aria-label": `Compare ${one.label}`, on: { change: () => {
+      state.rivals = box.checked ? [...state.rivals, one.index].slice(-session.about.most_classes) : state.rivals.filter((index) => index !== one.index);
+      remember();
+      drawClasses();
+      if (state.tab === "contrast") openTab();
+    } } });
+    const rival = make("label", { class: "rival", title: "compare in the contrast view" }, box);
+    const isPredicted = one.index === session.classes[0].index;
+    const ask = isPredicted ? [] : [make("button", { type: "button", class: "why", title: `Why ${session.classes[0].label}, and not ${one.label}?`, on: { click: () => whyNot(one.index) } }, "Why not?")];
+    return make("li", {}, pick, ...ask, rival);
+  }));
+}
+
+/** What the model says against what was expected, side by side. */
+function whyNot(index) {
+  state.rivals = [session.classes[0].index, index];
+  drawClasses();
+  selectTab("contrast");
+  openTab();
+}
+
+export function pickClass(index) {
+  state.target = index;
+  drawClasses();
+  classChanged();
+}
+
+export async function classChanged() {
+  remember();
+  for (const view of [refine, paint]) view.reset();
+  openTab();
+  const turn = session.generation;
+  try {
+    const label = labelOf(state.target), places = [{ model: state.model, target: state.target, label }];
+    if (state.other) places.push(await beside.placeOf(label));
+    if (turn === session.generation && places[0].target === state.target) await compare.reload(places);
+  } catch (error) { if (!(error instanceof Stopped)) say(error.message); }
+}
+
+/** Looks for a class; `isFinal` once the text is all there is: then it is one, or it is said that it is none. */
+export async function searchClass(isFinal) {
+  const search = $("class-search").value.trim();
+  if (!search || !state.picture) return;
+  try {
+    const { classes: hits, near } = await get(`/api/classes?${new URLSearchParams({ model: state.model, search })}`);
+    $("class-hints").replaceChildren(...hits.map((one) => make("option", { value: one.label })));
+    const exact = hits.find((one) => one.label.toLowerCase() === search.toLowerCase()) ?? (hits.length === 1 && /^\d+$/.test(search) ? hits[0] : null);
+    if (exact) {
+      session.named.set(exact.index, exact.label);
+      $("class-search").value = "";
+      say("");
+      pickClass(exact.index);
+    } else if (isFinal && hits.length) say(`“${search}” can mean ${hits.slice(0, 5).map((one) => one.label).join(", ")}${hits.length > 5 ? " and others" : ""}; choose one`);
+    else if (isFinal) say(`${state.model} has no class “${search}”${near.length ? `; did you mean ${near.join(", ")}?` : ""}`);
+  } catch (error) { say(error.message); }
+}
+
+export async function learnName(index) {
+  const { classes: [hit] } = await get(`/api/classes?${new URLSearchParams({ model: state.model, search: String(index) })}`);
+  if (hit) session.named.set(hit.index, hit.label);
+}

@@ -1,0 +1,44 @@
+// The views, of which one is open, and the model they look at.
+
+import { BEST } from "./bounds.js";
+import * as contrast from "./contrast.js";
+import { $, make } from "./dom.js";
+import * as paint from "./paint.js";
+import * as refine from "./refine.js";
+import * as runs from "./runs.js";
+import { labelOf, session } from "./session.js";
+import { remember, state, TABS } from "./state.js";
+
+export function selectTab(name) {
+  state.tab = name;
+  document.body.dataset.tab = name;
+  for (const tab of TABS) {
+    $(`tab-${tab}`).setAttribute("aria-selected", String(tab === name));
+    $(`tab-${tab}`).tabIndex = tab === name ? 0 : -1;
+    $(tab).hidden = tab !== name || (tab !== "runs" && !state.picture);
+  }
+  $("welcome").hidden = Boolean(state.picture) || name === "runs";
+  remember();
+}
+
+export function openTab() {
+  if (!session.about) return; // not yet; the beginning opens it
+  if (state.tab === "refine") refine.open(session.about, session.model);
+  if (state.tab === "contrast" && state.target !== null) contrast.open(labelOf);
+  if (state.tab === "paint" && state.target !== null) paint.open(session.about, labelOf);
+  if (state.tab === "runs") runs.open();
+}
+
+export function chooseModel(name) {
+  session.model = session.about.models.find((one) => one.name === name) ?? session.about.models[0];
+  if (state.model !== session.model.name) session.named.clear();
+  state.model = session.model.name;
+  $("model").value = session.model.name;
+  $("method-hints").replaceChildren(...session.model.methods.map((one) => make("option", { value: one.text }, one.summary)));
+  if (!state.methods.length) state.methods = [...session.model.suggested];
+  $("best").hidden = !session.model.methods.some((one) => one.text === BEST.needs);
+  const others = session.about.models.filter((one) => one !== session.model);
+  if (!others.some((one) => one.name === state.other)) state.other = "";
+  $("other-label").hidden = !others.length;
+  $("other").replaceChildren(make("option", { value: "" }, "no other"), ...others.map((one) => make("option", { value: one.name, selected: one.name === state.other }, one.name)));
+}
