@@ -77,7 +77,7 @@ class RunnableModel:
         self.precision = precision
         self.chunks = Chunks(batch_size)
         self.output = output
-        self._lock = lock_of(self.module)
+        self.lock = lock_of(self.module)
         self._digest: tuple[object, str] = (None, "")  # of which versions of the weights, and the digest
         self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
         # The same, and the "nanoseconds", where a kept pass answered instead: apart, since nobody has to pay for them.
@@ -185,15 +185,15 @@ class RunnableModel:
 
     def _run(self, inputs: Tensor, is_differentiable: bool) -> Tensor:
         self.passes["forward"] += len(inputs)
-        with self.undisturbed(), autograd(is_differentiable), self._autocast():
-            forward = self._forward if is_differentiable else self._forward_without_gradients
+        with self.undisturbed(), autograd(is_differentiable), self.autocast():
+            forward = self.forward if is_differentiable else self._forward_without_gradients
             return torch.cat(self.chunks.run(lambda part: forward(inputs[part]), len(inputs)))
 
     def _forward_without_gradients(self, inputs: Tensor) -> Tensor:
         """Raw outputs of one chunk, from a faster copy of the module where the engine has one that answers the same."""
         if not self._may_use_copies():
-            return self._forward(inputs)
-        return self._forward_only.outputs(inputs, self._forward, self.module, self.chunks.size)
+            return self.forward(inputs)
+        return self._forward_only.outputs(inputs, self.forward, self.module, self.chunks.size)
 
     def _may_use_copies(self) -> bool:
         if self.engine == "eager" or self._is_probing or self._is_changed:
@@ -218,14 +218,14 @@ class RunnableModel:
         """The reported score (B,) of each input's class."""
         return self.score(self.outputs(inputs), classes)
 
-    def _forward(self, inputs: Tensor, rows: int | None = None) -> Tensor:
+    def forward(self, inputs: Tensor, rows: int | None = None) -> Tensor:
         """Raw outputs of one pass; `rows` of them where that is not the number of inputs."""
-        outputs = self._answer(inputs)
+        outputs = self.answer(inputs)
         if len(outputs) != (len(inputs) if rows is None else rows):
             raise ModelError(f"{self.spec} returned {len(outputs)} rows for {len(inputs)} images")
         return outputs
 
-    def _answer(self, inputs: Tensor) -> Tensor:
+    def answer(self, inputs: Tensor) -> Tensor:
         """Outputs of one forward pass, as many rows as the model may give."""
         checkpoint()
         # A copy, because a model may work in place on its input, and the caller's tensor is not ours to change.
@@ -238,7 +238,8 @@ class RunnableModel:
         self._num_classes = self.score.num_classes(outputs)
         return outputs.float() if outputs.dtype in _HALF.values() else outputs
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision that was asked for; that of the weights while something is found out about the model."""
         if self.precision == "float32" or self._is_probing:
             return nullcontext()
         return torch.autocast(self.device.type, _HALF[self.precision])
@@ -246,7 +247,7 @@ class RunnableModel:
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Evaluation mode, alone with the model; flags are restored whatever happens."""
-        with interrupts_wait(), self._lock, evaluating(self.module):
+        with interrupts_wait(), self.lock, evaluating(self.module):
             yield
 
     @contextmanager
@@ -260,7 +261,7 @@ class RunnableModel:
         """
         with (
             interrupts_wait(),
-            self._lock,
+            self.lock,
             self._remembering({} if self._known_outputs is None else self._known_outputs),
         ):
             yield
@@ -298,9 +299,9 @@ class RunnableModel:
                 self._is_changed = before
 
     @contextmanager
-    def _probing(self) -> Iterator[None]:
+    def probing(self) -> Iterator[None]:
         """Passes inside the block find out about the model: no cost of a method, and as exact as its weights allow."""
-        with interrupts_wait(), self._lock:
+        with interrupts_wait(), self.lock:
             before, was_probing = self.passes.copy(), self._is_probing
             self._is_probing = True
             try:
@@ -311,7 +312,7 @@ class RunnableModel:
                 self.passes.update(before)
 
     @property
-    def _rounding(self) -> float:
+    def rounding(self) -> float:
         """How far two ways to the same outputs may lie apart, relative to the largest, when nothing else differs."""
         return 0.05 if self.dtype in _HALF.values() else 1e-3
 
@@ -340,7 +341,7 @@ class RunnableModel:
         if wrong:
             raise TargetError(f"class {wrong[0]} does not exist; {self.spec} has classes 0 to {self.num_classes - 1}")
 
-    def _input_shape(self, size: Sequence[int] | None) -> tuple[int, int, int]:
+    def input_shape(self, size: Sequence[int] | None) -> tuple[int, int, int]:
         """(C, H, W) from itself, from (H, W), or from what is stated."""
         # Numbers also while a graph is recorded, where the sizes of a tensor are tensors themselves.
         height, width = map(int, (self.stated_preprocessing().size if size is None else size)[-2:])

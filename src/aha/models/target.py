@@ -10,8 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,57 +17,66 @@ from torch import Tensor, nn
 
 from aha.core.interrupts import interrupts_wait
 from aha.core.rows import distinct_rows
-from aha.errors import CapabilityError, ModelError
+from aha.errors import ModelError
+from aha.models.anatomy import Anatomy
 from aha.models.attention import AttentionTap
-from aha.models.blocks import stepped
+from aha.models.blocks import BlockLimits, BlockStates, Step
+from aha.models.copies import Engine
 from aha.models.hooks import (
-    autograd,
     first_tensor,
-    has_backward_hooks,
     hooked,
-    slopes,
     swapped_forward,
     with_first_tensor,
 )
 from aha.models.kept import KeptPass
-from aha.models.memory import Chunks, is_out_of_memory
-from aha.models.parts import PartedModel
+from aha.models.memory import is_out_of_memory
+from aha.models.outputs import OutputReader
+from aha.models.parts import Parts
+from aha.models.passes import NO_STRUCTURE, captured, features_of
+from aha.models.preprocessing import Preprocessing
 from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
+from aha.models.runnable import Precision, RunnableModel
 from aha.models.scores import Score
-from aha.models.structure import Structure, probe
+from aha.models.structure import Structure
 from aha.models.texts import TextClassifier
-from aha.models.tracing import NOTHING, Captures, SharedTrace, Trace, Tracer
+from aha.models.tracing import NOTHING, Captures, SharedTrace, Trace
 
 
-class TargetModel(PartedModel):
+class TargetModel(RunnableModel):
     """A classifier that can be read and temporarily changed, and that is afterwards what it was.
 
-    Only this class and its neighbours in `aha.models` know model internals.
+    Only this class and its neighbours in `aha.models` know model internals: `RunnableModel` runs the network, `Anatomy`
+    knows what it is made of, `Parts` runs parts of it.
     """
 
-    # What was found out about the model, by input shape (C, H, W).
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        spec: str,
+        preprocessing: Preprocessing | None,
+        score: Score,
+        output: OutputReader = None,
+        class_names: Sequence[str] | None = None,
+        precision: Precision = "float32",
+        engine: Engine = "eager",
+        batch_size: int = 32,
+    ) -> None:
+        super().__init__(
+            module,
+            spec=spec,
+            preprocessing=preprocessing,
+            score=score,
+            output=output,
+            class_names=class_names,
+            precision=precision,
+            engine=engine,
+            batch_size=batch_size,
+        )
+        self._anatomy = Anatomy()
+        self._parts = Parts(self._anatomy)
 
-    @cached_property
-    def _structures(self) -> dict[tuple[int, ...], Structure]:
-        return {}
-
-    @cached_property
-    def _gradient_refusals(self) -> dict[tuple[int, ...], str]:
-        return {}
-
-    @cached_property
-    def _cam_stages(self) -> dict[tuple[int, ...], int]:
-        return {}
-
-    @cached_property
-    def _reads_few_tokens(self) -> dict[tuple[int, ...], bool]:
-        return {}
-
-    @cached_property
-    def _readouts(self) -> dict[tuple[int, ...], Tensor]:
-        return {}
-
-    # Reading it
+    # What it is made of
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -78,96 +85,31 @@ class TargetModel(PartedModel):
 
     def structure(self, size: Sequence[int] | None = None) -> Structure:
         """Stages, blocks and attention for inputs of this size, (H, W) or (C, H, W); found once per size."""
-        shape = self._input_shape(size)
-        with self._lock:
-            if shape not in self._structures:
-                (self._structures[shape],) = Chunks(1).run(lambda _: self._find_structure(shape), 1)
-            return self._structures[shape]
-
-    def _find_structure(self, shape: tuple[int, int, int]) -> Structure:
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randn((3, *shape), generator=generator).to(self.device)
-        with self._probing(), self.undisturbed(), autograd(False):
-            structure = probe(self.module, lambda count: self._forward(noise[:count]), (shape[1], shape[2]))
-            if not structure.blocks:
-                return structure
-            noise = noise[:2]
-            tracer = Tracer(self.module, Trace(self.score, structure))
-            trace = tracer.run(lambda: self._forward(noise), 2, Captures(tokens=True))
-            again = self._outputs_from_tokens(structure, noise, trace.tokens[-1].detach())
-        if (again - trace.outputs).abs().max() <= self._rounding * trace.outputs.abs().max():
-            return structure
-        why = "its residual connections lie outside its blocks, so that no block hands on all there is"
-        return replace(structure, missing={**structure.missing, "tokens": why, "branches": why})
+        return self._anatomy.structure(self, size)
 
     def gradient_refusal(self, size: Sequence[int] | None = None) -> str:
-        """Why no gradient of the outputs can be taken; empty where it can, if only from some layer on. Found once."""
-        shape = self._input_shape(size)
-        with self._lock:
-            if shape not in self._gradient_refusals:
-                (self._gradient_refusals[shape],) = Chunks(1).run(lambda _: self._find_gradient_refusal(shape), 1)
-            return self._gradient_refusals[shape]
-
-    def _find_gradient_refusal(self, shape: tuple[int, int, int]) -> str:
-        noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(1)).to(self.device)
-        with self._probing():
-            if self._trace(noise, Captures(inputs=True)).outputs.requires_grad:
-                return ""
-            stages = range(len(self.structure(shape).stages))
-            if stages and self._trace(noise, Captures(tuple(stages))).outputs.requires_grad:
-                return ""
-        return "its outputs do not depend differentiably on anything: does it round, or leave PyTorch on the way?"
+        """Why no gradient of the outputs can be taken; empty where it can, if only from some layer on."""
+        return self._anatomy.gradient_refusal(self, size)
 
     def cam_stage(self, size: Sequence[int] | None = None) -> int:
-        """The deepest stage on whose places the outputs depend: where class activation mapping makes sense.
-
-        Behind a class-token readout the last block's patch tokens reach no output; there it is the block before.
-        """
-        shape = self._input_shape(size)
-        if shape not in self._cam_stages:
-            stage = self._find_cam_stage(shape)
-            if stage is None:  # an untrained head of zeros: assume the usual one, and look again next time
-                return len(self.structure(shape).stages) - 1
-            self._cam_stages[shape] = stage
-        return self._cam_stages[shape]
-
-    def _find_cam_stage(self, shape: tuple[int, int, int]) -> int | None:
-        count = len(self.structure(shape).stages)
-        for stop in (count, *range(count - 1, 0, -4)):  # the last, as a rule, or one of the last few
-            stages = range(max(0, stop - (1 if stop == count else 4)), stop)
-            found = self._output_gradients(shape, features=stages)
-            read = [stage for stage, slope in zip(stages, found, strict=True) if bool(slope.any())]
-            if read:
-                return read[-1]
-        return None
-
-    def _output_gradients(
-        self, shape: tuple[int, int, int], *, features: Sequence[int] = (), tokens: bool = False
-    ) -> tuple[Tensor, ...]:
-        """Gradients of a random mix of the outputs on a noise image: zero exactly where nothing is read."""
-        generator = torch.Generator().manual_seed(1)
-        with autograd(True), self._probing():
-            noise = torch.randn((1, *shape), generator=generator).to(self.device)
-            trace = self._trace(noise, Captures(tuple(features), tokens=tokens))
-            mix = torch.randn(trace.outputs.shape, generator=generator).to(trace.outputs)
-            total = (trace.outputs * mix).sum()
-            wanted = (*trace.features.values(), *trace.tokens[-1:])
-            if not total.requires_grad:  # none of it is on the way to the outputs
-                return tuple(torch.zeros_like(tensor) for tensor in wanted)
-            return slopes(total, wanted, materialize_grads=True)
+        """The deepest stage on whose places the outputs depend: where class activation mapping makes sense."""
+        return self._anatomy.cam_stage(self, size)
 
     def readout(self, size: Sequence[int] | None = None) -> Tensor:
-        """Which tokens (T,) of the last block the outputs depend on, found by one gradient."""
-        shape = self._input_shape(size)
-        if shape not in self._readouts:
-            with autograd(False):
-                (found,) = self._output_gradients(shape, tokens=True)  # (1, T, D)
-                reads = found[0].abs().amax(dim=1) > 0  # (T,)
-                if not reads.any():  # an untrained head of zeros: assume the usual reading, and look again next time
-                    reads[: 1 if self.structure(shape).blocks[0].layout.prefix else None] = True
-                    return reads
-            self._readouts[shape] = reads
-        return self._readouts[shape]
+        """Which tokens (T,) of the last block the outputs depend on."""
+        return self._anatomy.readout(self, size)
+
+    @property
+    def has_texts(self) -> bool:
+        """Are its classes texts, of which others could be given to the same network?"""
+        return isinstance(self.module, TextClassifier)
+
+    @property
+    def class_vectors(self) -> Tensor:
+        """One vector (K, D) per output: a text's embedding, or the weights of the last linear layer that is run."""
+        return self._anatomy.class_vectors(self)
+
+    # Reading it
 
     def input_gradients(self, inputs: Tensor, classes: Tensor, score: Score | None = None) -> Tensor:
         """Gradient (B, C, H, W) of the explained score with respect to the inputs, in chunks."""
@@ -198,7 +140,7 @@ class TargetModel(PartedModel):
         captures = Captures(tuple(features), tokens, attention, middles, inputs)
         trace = self._kept.traced(images, captures) if self._kept is not None else None
         if trace is None:
-            with nullcontext() if in_full_precision else self._autocast():
+            with nullcontext() if in_full_precision else self.autocast():
                 trace = self._own_trace(images, captures)
         trace.score = score or self.score.differentiated()
         if tokens or attention:
@@ -207,28 +149,14 @@ class TargetModel(PartedModel):
 
     def _own_trace(self, images: Tensor, captures: Captures) -> Trace:
         if self._known_outputs is None or len(images) == 1:
-            return self._trace(images, captures)
+            return self._captured(images, captures)
         first, where = distinct_rows(images)
-        trace = self._trace(images[first], captures)
+        trace = self._captured(images[first], captures)
         return trace if len(first) == len(where) else SharedTrace.of(trace, where)
 
-    def _trace(self, images: Tensor, captures: Captures) -> Trace:
-        structure = self.structure(images.shape[1:]) if captures.are_internal else Structure((), (), ())
-
-        def forward_from(records_all: bool) -> Trace:
-            trace = Trace(self.score.differentiated(), structure, passes=self.passes)
-            with autograd(records_all):
-                leaf = images.detach().to(self.device, self.dtype).clone().requires_grad_(captures.inputs)
-                trace.inputs = leaf if captures.inputs else None
-                self.passes["forward"] += len(leaf)
-                return Tracer(self.module, trace).run(lambda: self._forward(leaf), len(leaf), captures)
-
-        with self.undisturbed():
-            trace = forward_from(records_all=captures.inputs or has_backward_hooks(self.module))
-            if captures.are_internal and not trace.outputs.requires_grad:
-                # The model switched recording off again after a captured tensor (its own no_grad part).
-                trace = forward_from(records_all=True)
-        return trace
+    def _captured(self, images: Tensor, captures: Captures) -> Trace:
+        structure = self.structure(images.shape[1:]) if captures.are_internal else NO_STRUCTURE
+        return captured(self, structure, images, captures)
 
     @contextmanager
     def keeping(self, images: Tensor, captures: Captures = NOTHING, outputs: Tensor | None = None) -> Iterator[Tensor]:
@@ -261,7 +189,7 @@ class TargetModel(PartedModel):
         if captures == NOTHING or self.precision != "float32":
             return None
         try:
-            return self._trace(images, captures)
+            return self._captured(images, captures)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -272,96 +200,44 @@ class TargetModel(PartedModel):
         images = images.to(self.device)
         if self._kept is not None and (known := self._kept.features_at(images, tuple(stages))) is not None:
             return known
-        trace = Trace(self.score.differentiated(), self.structure(images.shape[1:]), passes=self.passes)
         first, where = (None, slice(None)) if self._known_outputs is None else distinct_rows(images)
-        images = images if first is None else images[first]
-        self.passes["forward"] += len(images)
-        with self.undisturbed(), autograd(False), self._autocast():
-            tracer = Tracer(self.module, trace, with_graph=False)
-            tracer.run(lambda: self._forward(images), len(images), Captures(tuple(stages)))
-        return [trace.features[stage][where] for stage in stages], trace.outputs[where]
+        shown = images if first is None else images[first]
+        maps, outputs = features_of(self, self.structure(images.shape[1:]), shown, stages)
+        return [values[where] for values in maps], outputs[where]
 
-    @property
-    def has_texts(self) -> bool:
-        """Are its classes texts, of which others could be given to the same network?"""
-        return isinstance(self.module, TextClassifier)
+    # Running its parts
 
-    @cached_property
-    def class_vectors(self) -> Tensor:
-        """One vector (K, D) per output: a text's embedding, or the weights of the last linear layer that is run."""
-        if isinstance(self.module, TextClassifier):
-            return self.module.class_vectors.detach()
-        known = next(iter(self._structures), None) if self.preprocessing is None else None  # an input that was seen
-        shape = known or self._input_shape(None)
-        linear = [part for part in self.module.modules() if isinstance(part, nn.Linear | nn.Conv2d)]
-        last: list[nn.Module] = []
+    def outputs_by_blocks(self, images: Tensor, step: Step) -> Tensor:
+        """Outputs (R, K) when `step(number, tokens, block)` stands in for every transformer block; without a graph."""
+        return self._parts.outputs_by_blocks(self, images, step)
 
-        def note(part: nn.Module, _args: Any, _output: Any) -> None:
-            last[:] = [part]
+    def block_states(self, images: Tensor, *, attention: bool = False) -> BlockStates:
+        """Tokens between all blocks and, if asked for, their queries, keys and values, in one pass without a graph."""
+        return self._parts.block_states(self, images, attention=attention)
 
-        with self.undisturbed(), autograd(False), hooked((part, note) for part in linear):
-            outputs = self._forward(torch.zeros((1, *shape), device=self.device))
-        weight = getattr(last[0], "weight", None) if last else None
-        if (
-            not isinstance(weight, Tensor)
-            or weight.shape[0] != outputs.shape[1]
-            or weight[0].numel() != weight.shape[1]
-        ):
-            raise CapabilityError(
-                f"{self.spec}: its outputs do not come from a linear layer, so classes have no vectors"
-            )
-        return weight.detach().flatten(1)
+    def block_limits(self, size: Sequence[int] | None = None) -> BlockLimits:
+        """Whether the blocks can be run on any tokens in any order, and with another attention."""
+        return self._parts.block_limits(self, size)
+
+    def outputs_of_tokens(self, image: Tensor, tokens: Tensor) -> Tensor:
+        """Outputs (R, K) when the first block reads `tokens` (R, T', D): some of an image's, say; in chunks."""
+        return self._parts.outputs_of_tokens(self, image, tokens)
+
+    def outputs_of_kept_tokens(self, images: Tensor, kept: Tensor) -> Tensor:
+        """Outputs (B, K) with the patch tokens outside `kept` (B, N) dropped before the first block."""
+        return self._parts.outputs_of_kept_tokens(self, images, kept)
 
     def outputs_from_tokens(self, images: Tensor, tokens: Tensor) -> Tensor:
-        """Outputs (B, K) that the model gives when its last block returns `tokens` (B, T, D); differentiable in them.
-
-        The blocks are skipped: the first hands in the tokens, the others pass them on.
-        """
-        return self._outputs_from_tokens(self.structure(images.shape[1:]), images, tokens)
-
-    def _outputs_from_tokens(self, structure: Structure, images: Tensor, tokens: Tensor) -> Tensor:
-        def hand_in(index: int, before: Tensor, _block: object) -> Tensor:
-            return tokens if index == 0 else before
-
-        with self.undisturbed(), autograd(tokens.requires_grad), stepped(self.module, structure, hand_in):
-            return self._forward(images.to(self.device))
+        """Outputs (B, K) when the last block returns `tokens` (B, T, D); differentiable in them."""
+        return self._parts.outputs_from_tokens(self, images, tokens)
 
     def mean_output_of_tokens(self, images: Tensor, tokens: Tensor) -> Tensor:
-        """The mean (B, K) over tokens (B, T, D) of the outputs that the model's norm and head give to each alone.
+        """The mean (B, K) over tokens (B, T, D) of the outputs that norm and head give to each alone."""
+        return self._parts.mean_output_of_tokens(self, images, tokens)
 
-        Differentiable in the tokens. For a linear head this is the head of the mean of normalised tokens.
-        """
-        shape = tuple(images.shape[1:])
-        if shape not in self._reads_few_tokens:
-            self._reads_few_tokens[shape] = self._can_read_few_tokens(images[:1], tokens[:1, :2].detach())
-        return self._mean_output_of_tokens(images, tokens, in_short=self._reads_few_tokens[shape])
-
-    def _mean_output_of_tokens(self, images: Tensor, tokens: Tensor, *, in_short: bool) -> Tensor:
-        """By sequences of one token again and again: in short ones for one image, or as long as the model's own."""
-        structure, (count, width) = self.structure(images.shape[1:]), tokens.shape[1:]
-        layout = structure.blocks[0].layout
-        length = layout.prefix + (1 if in_short else layout.grid[0] * layout.grid[1])
-        alike = tokens.reshape(-1, 1, width).expand(-1, length, -1)  # (B T, length, D)
-        shown = images.to(self.device)
-        shown = shown if in_short else shown.repeat_interleave(count, dim=0)
-
-        def hand_in(index: int, before: Tensor, _block: object) -> Tensor:
-            return alike if index == 0 else before
-
-        with self.undisturbed(), autograd(tokens.requires_grad), stepped(self.module, structure, hand_in):
-            outputs = self._forward(shown, rows=len(alike))
-        return outputs.view(-1, count, *outputs.shape[1:]).mean(dim=1)
-
-    def _can_read_few_tokens(self, image: Tensor, tokens: Tensor) -> bool:
-        with self._probing():
-            expected = self._mean_output_of_tokens(image, tokens, in_short=False)
-            try:
-                found = self._mean_output_of_tokens(image, tokens, in_short=True)
-            except (RuntimeError, ValueError, IndexError, ModelError) as error:
-                if is_out_of_memory(error):
-                    raise
-                return False
-        return bool((found - expected).abs().max() <= self._rounding * expected.abs().max())
+    def outputs_from_features(self, image: Tensor, stage: int, maps: Tensor) -> Tensor:
+        """Outputs (m, K) for one image (C, H, W) when the stage returns each of `maps` (m, C, h, w)."""
+        return self._parts.outputs_from_features(self, image, stage, maps)
 
     # Changing it, for the duration of a block
 
@@ -382,7 +258,7 @@ class TargetModel(PartedModel):
 
         hooks = ((parts[name], replace(patch)) for name, patch in patches.items())
         # A patch may tell the rows of a batch apart, so that equal images have different outputs.
-        with interrupts_wait(), self._lock, self._remembering(None), self._holding(None), hooked(hooks):
+        with interrupts_wait(), self.lock, self._remembering(None), self._holding(None), hooked(hooks):
             yield
 
     @contextmanager
@@ -393,7 +269,7 @@ class TargetModel(PartedModel):
         """
         with ExitStack() as stack:
             stack.enter_context(interrupts_wait())
-            stack.enter_context(self._lock)
+            stack.enter_context(self.lock)
             stack.enter_context(self._remembering(None if self._known_outputs is None else {}))
             stack.enter_context(self._changed())
             stack.enter_context(self._holding(None))
