@@ -2,7 +2,8 @@
 
 Python raises KeyboardInterrupt between any two instructions, those of a `finally` included, so that no code can restore
 by itself what it has changed and be sure of it. Inside `interrupts_wait()` a Ctrl-C is only noted. The work looks for
-notes at its own `checkpoint()`s and raises there, where all that was changed will be undone on the way out.
+notes at its own `checkpoint()`s and raises there, where all that was changed will be undone on the way out. There, too,
+a listener may end it: `ended_by`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 
 _PATIENCE = 3  # so many times Ctrl-C, and it is obeyed at once: the model itself may hang
@@ -55,7 +57,23 @@ def interrupts_wait() -> Iterator[None]:
         notes.hand_over()
 
 
+_LISTENER: ContextVar[Callable[[], object] | None] = ContextVar("who may end the work", default=None)
+
+
+@contextmanager
+def ended_by(listener: Callable[[], object]) -> Iterator[None]:
+    """The work inside asks the listener at each `checkpoint()`: it raises what is to end the work."""
+    before = _LISTENER.set(listener)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(before)
+
+
 def checkpoint() -> None:
-    """A moment at which the work may be interrupted."""
+    """A moment at which the work may be ended: by Ctrl-C, or by a listener."""
     if _notes is not None and threading.current_thread() is threading.main_thread():
         _notes.hand_over()
+    listener = _LISTENER.get()
+    if listener is not None:
+        listener()

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,7 +42,7 @@ class Job:
         lane: name of the worker that does it.
         owners: visitors who asked for it; it is cancelled when all of them have left.
         done: share that is finished, where it is known.
-        images: how many images went through the model.
+        count_images: how many images went through the model so far.
         parts: what it has found so far, where that can be shown before the rest.
         error: one line, if it failed.
     """
@@ -55,7 +54,7 @@ class Job:
     owners: set[str]
     status: Status = "waiting"
     done: float | None = None
-    images: int = 0
+    count_images: Callable[[], int] = lambda: 0
     parts: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
     asked: float = field(default_factory=time.monotonic)
@@ -78,7 +77,7 @@ class Job:
     def report(self, share: float) -> None:
         """Called by the work itself: this share of it is done; a moment at which it may end."""
         self.checkpoint()
-        self.done = share
+        self.done = share or None  # work that has just begun may never tell more
 
     def as_dict(self) -> dict[str, Any]:
         """The job as JSON."""
@@ -88,15 +87,11 @@ class Job:
             "kind": self.kind,
             "status": self.status,
             "progress": None if self.done is None else round(self.done, 4),
-            "images": self.images,
+            "images": self.count_images(),
             "parts": list(self.parts),
             "seconds": round((self.finished or time.monotonic()) - since, 2),
             "error": self.error,
         }
-
-
-CURRENT: ContextVar[Job | None] = ContextVar("current job", default=None)
-"""The job that this thread is working on."""
 
 
 class Jobs:
@@ -221,7 +216,6 @@ class Jobs:
             self._run(job)
 
     def _run(self, job: Job) -> None:
-        token = CURRENT.set(job)
         status: Status = "failed"
         error = ""
         try:
@@ -235,14 +229,14 @@ class Jobs:
         except BaseException as problem:  # whatever a method does, the lane goes on
             error = f"{job.kind} failed unexpectedly ({type(problem).__name__})"
             self._report(f"{error}: {' '.join(str(problem).split())[:300]}")
-        finally:
-            CURRENT.reset(token)
         with self._changed:
             self._finish(job, status, error)
 
     def _finish(self, job: Job, status: Status, error: str = "") -> None:
         job.status, job.error, job.finished = status, error, time.monotonic()
         job.work = _nothing  # lets go of pictures and maps
+        images = job.count_images()  # the model's next passes are for others
+        job.count_images = lambda: images
         if status == "done":
             job.done = 1.0
         self._changed.notify_all()

@@ -16,7 +16,7 @@ from aha.web.jobs import Job, Jobs
 from aha.web.pictures import Pictures
 from aha.web.served import Served
 from aha.web.store import Store
-from aha.web.watching import watch
+from aha.web.watching import watched
 
 MOST_CLASSES = 8
 # Places in the queue: what is waited for with the eyes on it, maps (cheap ones first, all below 2), curves.
@@ -35,7 +35,6 @@ class Workbench:
             one.model.structure()  # found now, once, so that checks of later requests never run the model
             _ = one.model.num_classes
             self._identities[one.name] = result_key(*one.identity)
-            watch(one.model)
 
     def model(self, name: str) -> Served:
         """The model of this name, on offer here.
@@ -55,7 +54,12 @@ class Workbench:
         known = self.store.find("results", key)
         if known is not None:
             return {"key": key, "status": "done", "result": known}
-        return self.state(self.jobs.submit(key, kind, served.name, work, owner=owner, priority=priority))
+
+        def watched_work(job: Job) -> None:
+            with watched(job, served.model):
+                work(job)
+
+        return self.state(self.jobs.submit(key, kind, served.name, watched_work, owner=owner, priority=priority))
 
     def state(self, job: Job) -> dict[str, Any]:
         """A job for the page, with its result once there is one."""

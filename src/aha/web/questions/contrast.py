@@ -30,9 +30,9 @@ def ask_contrast(
     chosen = Var(inner, classes=tuple(classes))
     key = bench.key_of(served, "contrast", picture, chosen.fingerprint(served.model), classes[0])
 
-    def work(job: Job) -> None:
+    def work(_job: Job) -> None:
         batch = bench.pictures.batch(picture, served.model)
-        explanation = explain(served.model, batch, chosen, classes[0], seed=SEED, progress=job.report)
+        explanation = explain(served.model, batch, chosen, classes[0], seed=SEED)
         (found,) = explanation.distribution
         won = torch.stack([found.discriminative(index) for index in range(len(found.classes))])
         outputs = served.model.outputs(batch.inputs)

@@ -38,10 +38,10 @@ def ask_curves(
     protocol = curve_protocol([allowed_reference(text) for text in references], steps)
     key = _curves_key(key_of_map, protocol)
 
-    def work(job: Job) -> None:
+    def work(_job: Job) -> None:
         values = torch.from_numpy(bench.store.array(key_of_map, "values"))
         sample = bench.sample(served, record["picture"])
-        put_curves(bench, job, key_of_map, record, sample, values, protocol)
+        put_curves(bench, key_of_map, record, sample, values, protocol)
 
     place = COARSE_CURVES if steps <= COARSE_STEPS else FINE_CURVES
     return bench.ask(key, f"curves of {record['method']}", served, work, owner, place)
@@ -49,7 +49,6 @@ def ask_curves(
 
 def put_curves(
     bench: Workbench,
-    job: Job,
     key_of_map: str,
     record: Mapping[str, Any],
     sample: Sample,
@@ -58,7 +57,6 @@ def put_curves(
 ) -> str:
     """Measures the curves of a map and keeps them; their key."""
     key = _curves_key(key_of_map, protocol)
-    job.checkpoint()
     chosen = sample.model
     case = Case(sample, record["target"], values.to(chosen.device), record["method"], seed=SEED)
     found = _sharpened(bench, case, key_of_map, protocol)

@@ -27,8 +27,8 @@ def ask_map(bench: Workbench, owner: str, picture: str, model: str, method: str,
 
     def work(job: Job) -> None:
         batch = bench.pictures.batch(picture, served.model)
-        found = explain(served.model, batch, chosen, target, seed=SEED, progress=job.report)
-        bench.costs.learn(served, chosen, job.images)
+        found = explain(served.model, batch, chosen, target, seed=SEED)
+        bench.costs.learn(served, chosen, job.count_images())
         put_map(
             bench, served, picture, chosen, target, found.maps[0], score=float(found.scores[0]), seconds=found.seconds
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.learned.library import explainer_of, load_explainer
 from aha.learned.refinement import refined_maps
@@ -40,18 +41,17 @@ def ask_refinement(
         chosen, sample = served.model, bench.sample(served, picture)
         found = load_explainer(base.explainer, chosen.device) if base.explainer else explainer_of(chosen)
         inputs, classes = sample.inputs[None], torch.tensor([target], device=chosen.device)
-        job.report(0.0)  # in steps: the loops inside, which would tell their own share, keep silent then
         before = time.perf_counter()
         score = float(chosen.scores(inputs, classes))
-        for step, (maps, losses) in enumerate(refined_maps(found, chosen, inputs, classes, rounds)):
-            job.checkpoint()
+        refining = refined_maps(found, chosen, inputs, classes, rounds)
+        for step in in_parts(range(rounds + 1)):
+            maps, losses = next(refining)
             seconds = time.perf_counter() - before
             values = maps[0].cpu()
             method = replace(base, refine=step)
             own = put_map(bench, served, picture, method, target, values, score=score, seconds=seconds)
-            curves = put_curves(bench, job, own, known_map(bench, own), sample, values, protocol)
+            curves = put_curves(bench, own, known_map(bench, own), sample, values, protocol)
             job.parts.append({"step": step, "map": own, "curves": curves, "loss": float(losses[0])})
-            job.report((step + 1) / (rounds + 1))
         record = {"kind": "refinement", "picture": picture, "model": model, "target": target, "steps": job.parts}
         bench.store.put("results", key, record)
 
