@@ -259,7 +259,7 @@ def clean_pass(
 ) -> Iterator[list[Method]]:
     """Inside the block the images are run once for all methods that read their pass; gives those methods.
 
-    Their maps are made at once and judged afterwards, so that the pass is not kept in memory meanwhile. Where a
+    Their maps are made at once and scored afterwards, so that the pass is not kept in memory meanwhile. Where a
     protocol measures costs there are none: then every method is run alone.
     """
     reading = []

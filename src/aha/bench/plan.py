@@ -111,7 +111,7 @@ def read_plans(path: Path, changes: Mapping[str, Any] | None = None) -> list[Pla
         raise SpecError(f"the plan {path} is not TOML: {error}") from None
     changes = changes or {}
     if "model" in changes and "weights" in table and "weights" not in changes:
-        raise SpecError(f"the weights in {path} belong to the models there; with another model, say its --weights too")
+        raise SpecError(f"the weights in {path} belong to the models there; with another model, give its --weights too")
     if "model" not in changes:
         for model in _listed(table.get("model")):
             refuse_code(model, f"the plan {path}")

@@ -55,7 +55,7 @@ def recommend(
         data: images, as in a bench plan: a folder, a CSV file, `imagenet:DIR`, ...
         budget: the time it may take, such as `"30min"` or a number of seconds; 30 minutes unless `passes` is given.
         passes: the images it may send through the model, forwards and backwards.
-        methods: texts of the methods to race; all that fit the model by default, dear ones in a lighter form.
+        methods: texts of the methods to race; all that fit the model by default, expensive ones in a lighter form.
         must_be_below: the time that a map may take, such as `"100ms"`; slower methods are out.
         out: folder of the race, which is a run of the bench: the same call continues it, or finds it finished and
             computes nothing; a larger budget goes on.
@@ -151,7 +151,7 @@ class Outlook:
 
     Attributes:
         methods, images: how many there are.
-        first_passes: images through the model that judging alone takes in the first round.
+        first_passes: images through the model that scoring alone takes in the first round.
         forward_seconds: measured time of one image through the model.
         budget: what may be spent at most.
         spent: passes that the folder has paid for already.

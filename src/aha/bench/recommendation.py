@@ -25,7 +25,7 @@ from aha.metrics.statistics import spearman
 from aha.results.score_table import markdown_table, summarise
 
 PAGE = "recommendation.html"
-JUDGES = {
+METRIC_OF = {
     "faithfulness": "ins_del",
     "class": "class_sensitivity",
     "stability": "stability_spearman",
@@ -33,12 +33,12 @@ JUDGES = {
 }
 _PLAIN = {
     "faithfulness": "faithfulness",
-    "class": "telling classes apart",
+    "class": "class sensitivity",
     "stability": "stability",
     "randomisation": "dependence on the weights",
     "cost": "cost",
 }
-_LEAST_COMMON = 4  # methods that two metrics must both have judged for their ranks to be compared
+_LEAST_COMMON = 4  # methods that two metrics must both have scored for their ranks to be compared
 _CHEAPER = 4  # times, for a method to be named as the cheap one
 _TOP = 3  # methods, and pictures, that the page shows side by side
 _DISPUTED = 0.6  # of all places, between a method's best and worst rank
@@ -90,9 +90,9 @@ class Recommendation:
 
     Attributes:
         model: its text.
-        standings: the methods that were judged, the best first.
-        left: methods that could not be judged, with the reason.
-        agreement: rank correlation of pairs of metrics over the methods that both judged.
+        standings: the methods that were scored, the best first.
+        left: methods that could not be scored, with the reason.
+        agreement: rank correlation of pairs of metrics over the methods that both have scored.
         sentence: the answer.
         folder: the run, with its rows and report.
     """
@@ -136,7 +136,7 @@ class Recommendation:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows, the best method first."""
-        checks = [name for name in JUDGES if any(name in s.checks for s in self.standings)]
+        checks = [name for name in METRIC_OF if any(name in s.checks for s in self.standings)]
         heads = ["method", "Ins-Del, 95 % interval", "behind the best", "n", *checks, "seconds", "passes"]
         return heads, [
             [
@@ -161,7 +161,7 @@ class Recommendation:
         if self.agreement:
             parts.append(f"Rank agreement of the metrics: {self.agreement_text()}.")
         if self.left:
-            parts.append("Not judged: " + "; ".join(f"{method} ({why})" for method, why in self.left.items()) + ".")
+            parts.append("Not scored: " + "; ".join(f"{method} ({why})" for method, why in self.left.items()) + ".")
         return "\n\n".join([*parts, self.call])
 
     def as_dict(self) -> dict[str, Any]:
@@ -215,16 +215,16 @@ def recommendation(folder: str | Path) -> Recommendation:
     group = own_group(folder, race.settings["digest"])
     standings = _standings(group, race)
     if not standings:
-        raise OutputError(f"{folder}: no method could be judged within the budget; allow more")
-    judged = {s.method for s in standings}
-    left = {method: why for method, why in race.out.items() if method not in judged}
+        raise OutputError(f"{folder}: no method could be scored within the budget; allow a larger one")
+    scored = {s.method for s in standings}
+    left = {method: why for method, why in race.out.items() if method not in scored}
     agreement = _agreement(standings)
     sentence = _sentence(standings, agreement)
     return Recommendation(race.settings["model"], standings, left, agreement, sentence, folder)
 
 
 def _standings(group: Group, race: Race) -> list[Standing]:
-    """All judged methods; those that were ruled out stand behind those that were not."""
+    """All scored methods; those that were ruled out stand behind those that were not."""
     values = faithfulness(group)
     fits = ranking(values, [m for m in race.methods if m not in race.out])
     others = ranking(values, [m for m in race.methods if m in race.out])
@@ -262,7 +262,7 @@ def _standings(group: Group, race: Race) -> list[Standing]:
 def _checks(group: Group) -> dict[str, dict[str, float]]:
     """Method -> short name of a sanity metric -> its mean."""
     found: dict[str, dict[str, float]] = {}
-    for name, metric in JUDGES.items():
+    for name, metric in METRIC_OF.items():
         for (_, column), values in group.values.items():
             if column[0] == metric and name != "faithfulness":
                 for method, own in values.items():
@@ -278,13 +278,13 @@ def _scores(standings: Sequence[Standing], name: str) -> dict[str, float]:
         return {s.method: s.behind if not math.isnan(s.behind) else 0.0 for s in standings}
     if name == "cost":
         return {s.method: -s.passes for s in standings}
-    sign = 1 if better(JUDGES[name]) == "higher" else -1
+    sign = 1 if better(METRIC_OF[name]) == "higher" else -1
     return {s.method: sign * s.checks[name] for s in standings if name in s.checks}
 
 
 def _agreement(standings: Sequence[Standing]) -> dict[tuple[str, str], float]:
     found = {}
-    for a, b in combinations([*JUDGES, "cost"], 2):
+    for a, b in combinations([*METRIC_OF, "cost"], 2):
         first, second = _scores(standings, a), _scores(standings, b)
         common = [method for method in first if method in second]
         if len(common) >= _LEAST_COMMON:
@@ -316,7 +316,7 @@ def _sentence(standings: Sequence[Standing], agreement: Mapping[tuple[str, str],
 
 def _lead(best: Standing, following: Standing | None) -> str:
     if following is None:
-        return f": nothing else was judged, Ins-Del {best.mean:.3f} on {best.n} images"
+        return f": nothing else was scored, Ins-Del {best.mean:.3f} on {best.n} images"
     if not following.is_told_apart:
         return (
             f": Ins-Del {best.mean:.3f}, but {best.n} images cannot tell it from {following.method} "
@@ -326,7 +326,7 @@ def _lead(best: Standing, following: Standing | None) -> str:
     if best.passes and following.passes / best.passes >= _CHEAPER:
         cost = f", {following.passes / best.passes:.0f} times cheaper"
     elif following.passes and best.passes / following.passes >= _CHEAPER:
-        cost = f", {best.passes / following.passes:.0f} times dearer"
+        cost = f", {best.passes / following.passes:.0f} times more expensive"
     return (
         f": {-following.behind:+.3f} ± {following.behind_error:.3f} Ins-Del over {following.method}, the next{cost} "
         f"(n = {best.n}, p = {following.p:.2g})"
@@ -340,7 +340,7 @@ def _cost(standing: Standing) -> str:
 def _disputed(standings: Sequence[Standing]) -> str:
     """The method about which the metrics disagree most, if they do."""
     ranks: dict[str, dict[str, float]] = {}
-    for name in JUDGES:
+    for name in METRIC_OF:
         scores = _scores(standings, name)
         order = sorted(scores, key=lambda method: -scores[method])
         if len(order) >= _LEAST_COMMON:

@@ -53,7 +53,7 @@ def bench(
     keep: Annotated[str | None, typer.Option("--filter", help="none, or mda: its rule for choosing images.")] = None,
     maps: Annotated[str | None, typer.Option(help="Keep maps for the gallery: none, float16 or float32.")] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=MAX_SEED, help="Of images, methods and metrics.", show_default="0")
+        int | None, typer.Option(min=0, max=MAX_SEED, help="Seed of everything that is drawn.", show_default="0")
     ] = None,
     no_pretrained: NoPretrained = False,
     img_size: Annotated[int | None, typer.Option(min=1, help="Side of the model input.")] = None,

@@ -20,7 +20,7 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Most images computed at onc
 Limit = Annotated[int | None, typer.Option(min=1, help="Number of images: a choice by the seed, which grows with it.")]
 Weights = Annotated[Path | None, typer.Option(help="Weights file: .safetensors, or torch:FILE.")]
 NoPretrained = Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")]
-Force = Annotated[bool, typer.Option("--force", help="Also work that is too much for this machine.")]
+Force = Annotated[bool, typer.Option("--force", help="Allow work that is too much for this machine.")]
 Precision = Annotated[str, typer.Option(help="float32, or bfloat16 or float16 for passes without gradients.")]
 Engine = Annotated[
     str,

@@ -123,6 +123,6 @@ def _outlook(cost: Outlook) -> str:
         most.append(f"{duration(cost.budget.seconds)} (about {cost.budget.seconds / cost.forward_seconds:,.0f} passes)")
     return (
         f"{cost.methods} methods, {cost.images} images; at most {' and '.join(most)}, {cost.spent:,} passes spent\n"
-        f"one image through the model takes {cost.forward_seconds * 1000:.0f} ms; judging the first round takes "
+        f"one image through the model takes {cost.forward_seconds * 1000:.0f} ms; scoring the first round takes "
         f"{cost.first_passes:,} passes, and what the methods themselves need"
     )

@@ -28,10 +28,10 @@ def serve(
     images: Annotated[
         list[Path] | None, typer.Option(help="Repeatable; folder of pictures to offer.", show_default="the demo's")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback demand a token.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback requires a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8642,
     token: Annotated[
-        str, typer.Option(help="What visitors must know.", show_default="made up where one is needed")
+        str, typer.Option(help="A secret that visitors must give.", show_default="made up where one is needed")
     ] = "",
     cache: Annotated[
         Path | None, typer.Option(help="Folder for results and pictures.", show_default="in the user's cache folder")

@@ -73,7 +73,7 @@ def check_model(text: str) -> None:
 
 
 def _check(text: str, reader: str, kinds: tuple[Kind, ...]) -> None:
-    """Lets the package's own reader of such texts judge it."""
+    """Lets the package's own reader of such texts check it."""
     read = _home(kinds[0])[reader]
     mentioned = frozenset(re.findall(r"\w+", text))
     for kind in kinds:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
 
-_PATIENCE = 3  # so many times Ctrl-C, and it is obeyed at once: the model itself may hang
+_PATIENCE = 3  # the third Ctrl-C is obeyed at once: the model itself may hang
 
 
 class _Notes:

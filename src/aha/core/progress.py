@@ -1,7 +1,7 @@
 """How far a long computation is, told to whoever listens, through however many loops lie between.
 
 A loop that knows how many rounds it will take says so by `in_parts`, or by `part` around each round; loops inside it
-then share that round. So nobody hands a callback down, and code without a listener pays next to nothing. A listener
+then share that round. So nobody hands a callback down, and code without a listener costs next to nothing. A listener
 may raise, KeyboardInterrupt for one, to end the work; between the parts a Ctrl-C that waits takes effect.
 """
 
@@ -45,7 +45,7 @@ _CURRENT: ContextVar[_Work | None] = ContextVar("work in progress", default=None
 def heard_by(listener: Listener | None) -> Iterator[None]:
     """The work inside is told to the listener: 0 at the start, 1 at the end; with None, nobody hears of it."""
     if listener is not None and not callable(listener):
-        raise SpecError(f"whoever is told of progress must be a function, not a {type(listener).__name__}")
+        raise SpecError(f"progress must be a function, not a {type(listener).__name__}")
     work = None if listener is None else _Work(listener)
     before = _CURRENT.set(work)
     try:

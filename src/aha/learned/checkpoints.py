@@ -174,7 +174,7 @@ def _read_state(path: Path, device: torch.device) -> dict[str, Any]:
         if damaged is None:
             state: dict[str, Any] = torch.load(path, weights_only=True, map_location=device)
             return state
-    except Exception as error:  # what a damaged archive raises is anybody's guess
+    except Exception as error:  # a damaged archive may raise anything
         damaged = type(error).__name__
     raise OutputError(
         f"{path} is damaged ({damaged}); start a new run from what was saved beside it: start={path.parent / LAST}"

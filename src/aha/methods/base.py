@@ -68,7 +68,7 @@ class Method(Spec):
         return next((why for inner in self._inner() if (why := inner.refusal(model, size))), "")
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
-        """What one map of an image of this size, (H, W), costs; a method whose parameters can make it dear says so."""
+        """What one map of an image of this size, (H, W), costs; a method that can become expensive says so."""
         return reduce(Cost.then, (inner.cost(model, size) for inner in self._inner()), Cost())
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:

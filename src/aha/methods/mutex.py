@@ -1,4 +1,4 @@
-"""MUTEX: tokens that are central in the graph of attention, judged by what the model makes of them alone."""
+"""MUTEX: tokens that are central in the graph of attention, scored by what the model makes of them alone."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def load_metric(spec: str | Metric) -> Metric:
 
 
 def side_columns() -> set[str]:
-    """Columns that only stand beside the ones that judge: counts for dataset-wide figures, context."""
+    """Columns that only stand beside the ones that score: counts for dataset-wide figures, context."""
     found: set[str] = set()
     for name in METRICS:
         columns = METRICS[name].columns

@@ -104,7 +104,7 @@ class Sample:
 
 @dataclass
 class Case:
-    """A sample, the explained class, and the map to be judged.
+    """A sample, the explained class, and the map to be scored.
 
     Attributes:
         values: the map (H, W) at model resolution.
@@ -138,7 +138,7 @@ class Case:
 
     @property
     def model(self) -> TargetModel:
-        """The judged model."""
+        """The explained model."""
         return self.sample.model
 
     @property

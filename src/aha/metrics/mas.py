@@ -1,4 +1,4 @@
-"""Magnitude Aligned Scoring: insertion and deletion that also judge the sizes of the attributions."""
+"""Magnitude Aligned Scoring: insertion and deletion that also score the sizes of the attributions."""
 
 from __future__ import annotations
 

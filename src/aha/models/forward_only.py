@@ -1,4 +1,4 @@
-"""Passes without gradients, on a faster copy of the network where that pays and changes nothing that matters.
+"""Passes without gradients, on a faster copy of the network where that is faster and changes nothing that matters.
 
 `auto` spends on a copy what it has spent without one: only after a minute of passes at one input size are the engines
 tried, on the very images that are asked about, and the fastest is kept. A named engine is used from the first pass.

@@ -36,7 +36,7 @@ class TextClassifier(nn.Module):
     Attributes:
         tower: pictures (B, C, H, W) to embeddings (B, D).
         class_vectors: the texts' embeddings (K, D), of length `scale`.
-        is_paired: each text is judged on its own, by a sigmoid, as SigLIP is trained; else they share a softmax.
+        is_paired: each text is scored on its own, by a sigmoid, as SigLIP is trained; else they share a softmax.
     """
 
     def __init__(self, tower: nn.Module, vectors: Tensor, scale: float, bias: float | None = None) -> None:
@@ -112,7 +112,7 @@ def with_texts(module: nn.Module, texts: Texts, tokenizer: Tokenizer | None = No
 
 
 def _scale(module: Any) -> tuple[float, float | None]:
-    """The factor and the shift of the cosines; a shift only where texts are judged one by one."""
+    """The factor and the shift of the cosines; a shift only where texts are scored one by one."""
     with torch.no_grad():
         scale, bias = getattr(module, "logit_scale", None), getattr(module, "logit_bias", None)
         return (
@@ -157,5 +157,5 @@ def in_brackets(texts: Sequence[str]) -> str:
 
 
 def names_of(texts: Sequence[str], is_paired: bool) -> tuple[str, ...]:
-    """Class names; one text that is judged by itself is told from its absence."""
+    """Class names; one text that is scored by itself is told from its absence."""
     return (f"not {texts[0]}", texts[0]) if len(texts) == 1 and is_paired else tuple(texts)

@@ -120,7 +120,7 @@ class Scores:
         return [summarise(*key, values) for key, values in groups.items()] + self._dataset_figures()
 
     def headroom(self) -> list[Row]:
-        """How much of what is possible each map reaches, where `search` and `random_map` were judged as well.
+        """How much of what is possible each map reaches, where `search` and `random_map` were scored as well.
 
         The reference names the search. See `aha.results.headroom`.
         """

@@ -87,7 +87,7 @@ def specs_in(spec: Spec) -> Iterator[tuple[Spec, int]]:
 
 def _check(spec: Spec, explainers: Collection[str], depth: int) -> None:
     if depth > _DEEPEST:
-        raise SpecError(f"a method inside a method, {_DEEPEST} deep, is as far as the explorer goes")
+        raise SpecError(f"the explorer allows methods inside methods, {_DEEPEST} deep at the most")
     if isinstance(spec, ReferenceImage):
         raise SpecError("the explorer reads no files that a method names")
     if isinstance(spec, AHA) and spec.explainer not in ("", *explainers):

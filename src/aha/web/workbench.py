@@ -67,7 +67,7 @@ class Workbench:
         return {**job.as_dict(), "ahead": self.jobs.ahead_of(job), **({"result": known} if known else {})}
 
     def place_of(self, served: Served, method: Method) -> float:
-        """The place of a map in the queue: between `MAPS` and the first curves, dear ones later."""
+        """The place of a map in the queue: between `MAPS` and the first curves, expensive ones later."""
         cost = self.costs.of(served, method)
         return MAPS + cost / (cost + 1000.0)
 
