@@ -9,6 +9,7 @@ No flag of the model is touched: the tap lives in PyTorch's function dispatch, f
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -29,46 +30,64 @@ _SDPA = F.scaled_dot_product_attention
 _MULTI_HEAD = F.multi_head_attention_forward
 
 
-class AttentionTap(TorchFunctionMode):
+class _AttentionMode(TorchFunctionMode):
+    """Meets every attention inside the block, in order: fused, of several heads, or a softmax written out by hand."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _SDPA:
+            return self._fused(*args, **kwargs)
+        if func is _MULTI_HEAD and not _has_rare_options(args, kwargs):
+            return self._multi_head(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func in _SOFTMAX and result.dim() >= 3 and _dim(args, kwargs) in (-1, result.dim() - 1):
+            return self._written_out(result)
+        return result
+
+    @abstractmethod
+    def _fused(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    @abstractmethod
+    def _multi_head(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    @abstractmethod
+    def _written_out(self, weights: Tensor) -> Tensor: ...
+
+
+class AttentionTap(_AttentionMode):
     """Passes every attention matrix (..., T, S) computed inside the block through `on_attention`, in order."""
 
     def __init__(self, on_attention: OnAttention) -> None:
         super().__init__()
         self.on_attention = on_attention
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is _SDPA:
-            return explicit_attention(*args, **kwargs, on_attention=self.on_attention)
-        if func is _MULTI_HEAD and not _has_rare_options(args, kwargs):
-            return explicit_multi_head(*args, **kwargs, on_attention=self.on_attention)
-        result = func(*args, **kwargs)
-        if func in _SOFTMAX and result.dim() >= 3 and _dim(args, kwargs) in (-1, result.dim() - 1):
-            return self.on_attention(result)
-        return result
+    def _fused(self, *args: Any, **kwargs: Any) -> Any:
+        return explicit_attention(*args, **kwargs, on_attention=self.on_attention)
+
+    def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
+        return explicit_multi_head(*args, **kwargs, on_attention=self.on_attention)
+
+    def _written_out(self, weights: Tensor) -> Tensor:
+        return self.on_attention(weights)
 
 
-class AttentionSwap(TorchFunctionMode):
+class AttentionSwap(_AttentionMode):
     """Calls `attend` in place of every fused attention; attention written out by hand cannot be replaced."""
 
     def __init__(self, attend: Attend) -> None:
         super().__init__()
         self.attend = attend
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is _SDPA:
-            return other_attention(*args, **kwargs, attend=self.attend)
-        if func is _MULTI_HEAD and not _has_rare_options(args, kwargs):
-            return explicit_multi_head(*args, **kwargs, attend=self.attend)
-        result = func(*args, **kwargs)
-        if func in _SOFTMAX and result.dim() >= 3 and _dim(args, kwargs) in (-1, result.dim() - 1):
-            raise CapabilityError("its attention is written out by hand, which hides its keys and values")
-        return result
+    def _fused(self, *args: Any, **kwargs: Any) -> Any:
+        return other_attention(*args, **kwargs, attend=self.attend)
+
+    def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
+        return explicit_multi_head(*args, **kwargs, attend=self.attend)
+
+    def _written_out(self, weights: Tensor) -> Tensor:
+        raise CapabilityError("its attention is written out by hand, which hides its keys and values")
 
 
 def other_attention(

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from aha.models.attention import AttentionTap
-from aha.models.hooks import first_tensor, hooked, with_first_tensor
+from aha.models.hooks import at_call, hooked
 from aha.models.structure import Structure
 
 
 @contextmanager
 def only_tokens(module: nn.Module, structure: Structure, kept: Tensor) -> Iterator[None]:
     """One forward pass of `module` in which only the kept tokens take part."""
-    attention_calls = block_calls = 0
+    attention_calls = 0
     last = structure.blocks[-1]
     count = int(kept[0].sum())
 
@@ -38,13 +37,8 @@ def only_tokens(module: nn.Module, structure: Structure, kept: Tensor) -> Iterat
         total = split.sum(dim=-1, keepdim=True)
         return (split / total.clamp(min=torch.finfo(split.dtype).tiny)).view(weights.shape)
 
-    def drop(_module: nn.Module, _args: Any, output: Any) -> Any:
-        nonlocal block_calls
-        block_calls += 1
-        tokens = first_tensor(output)
-        if block_calls - 1 != last.call or tokens is None:
-            return None
-        return with_first_tensor(output, tokens[kept].view(len(kept), count, tokens.shape[-1]))
+    def drop(tokens: Tensor) -> Tensor:
+        return tokens[kept].view(len(kept), count, tokens.shape[-1])
 
-    with hooked([(module.get_submodule(last.name), drop)]), AttentionTap(mask):
+    with hooked([(module.get_submodule(last.name), at_call(last.call, drop))]), AttentionTap(mask):
         yield

@@ -21,7 +21,7 @@ from aha.core.interrupts import checkpoint
 from aha.core.rows import occurrences
 from aha.errors import ModelError
 from aha.models.attention import AttentionTap
-from aha.models.hooks import autograd, first_tensor, hooked, slopes, with_first_tensor
+from aha.models.hooks import at_call, autograd, first_tensor, hooked, slopes
 from aha.models.scores import Score
 from aha.models.structure import Site, Structure
 
@@ -263,17 +263,7 @@ class Tracer:
 
     def _capture(self, site: Site, keep: Callable[[Tensor, Site], Tensor]) -> None:
         """A hook that replaces the site's output by what `keep` returns; other calls of the module pass."""
-        calls = 0
-
-        def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            raw = first_tensor(output)
-            if calls - 1 != site.call or raw is None:
-                return None
-            return with_first_tensor(output, keep(raw, site))
-
-        self._hooks.append((self._modules[site.name], hook))
+        self._hooks.append((self._modules[site.name], at_call(site.call, lambda raw: keep(raw, site))))
 
     def _keep_feature(self, index: int, raw: Tensor, site: Site) -> Tensor:
         raw = self._on_graph(raw)
@@ -320,17 +310,11 @@ class Tracer:
 @contextmanager
 def replaced_features(module: nn.Module, site: Site, maps: Tensor) -> Iterator[None]:
     """Inside the block, the site returns `maps` (m, C, h, w), whatever it computed; tokens without a place are kept."""
-    calls = 0
 
-    def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        raw = first_tensor(output)
-        if calls - 1 != site.call or raw is None:
-            return None
-        return with_first_tensor(output, site.layout.from_map(maps, raw.expand(len(maps), *raw.shape[1:])))
+    def replace(raw: Tensor) -> Tensor:
+        return site.layout.from_map(maps, raw.expand(len(maps), *raw.shape[1:]))
 
-    with hooked([(module.get_submodule(site.name), hook)]):
+    with hooked([(module.get_submodule(site.name), at_call(site.call, replace))]):
         yield
 
 
