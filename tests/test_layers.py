@@ -48,6 +48,7 @@ IMPORTERS = {
     "onnxruntime": {"models", "learned"},
     "openvino": {"models"},
     "filelock": {"core"},
+    "ray": {"interop"},
     "captum": set(),
     "anywidget": {"results"},
     "pandas": {"results"},

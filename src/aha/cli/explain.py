@@ -20,17 +20,19 @@ from aha.cli.options import (
     Limit,
     Mean,
     NoPretrained,
+    On,
     Precision,
     Quiet,
     Seed,
     Std,
     Texts,
     Weights,
+    Workers,
     numbers,
 )
 from aha.cli.outlook import expected_seconds
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
-from aha.cli.texts import check_texts, complete_method, complete_model, complete_score
+from aha.cli.texts import check_place, check_texts, complete_method, complete_model, complete_score
 from aha.errors import SpecError
 
 if TYPE_CHECKING:
@@ -97,12 +99,14 @@ def explain(
     device: Device = None,
     batch_size: BatchSize = 8,
     force: Force = False,
+    on: On = None,
+    workers: Workers = 2,
     shards: Annotated[
         str | None,
         typer.Option(
             help="Write shards, parquet or webdataset, instead of a folder of pictures; processes that a launcher "
             "started share the work.",
-            show_default=False,
+            show_default="parquet with --on ray",
         ),
     ] = None,
     json: Json = False,
@@ -115,6 +119,7 @@ def explain(
     """
     with reported(debug=debug, quiet=quiet):
         check_texts(models=[model], methods=method or [], scores=[score] if score else [])
+        check_place(on)
         options: dict[str, Any] = {
             "weights": weights,
             "pretrained": not no_pretrained,
@@ -127,12 +132,14 @@ def explain(
             "batch_size": batch_size,
             **_stated(text, mean, std, class_names),
         }
-        if shards is not None:
+        if on is not None or shards is not None:
             if card or contrast is not None:
                 raise SpecError("shards take no --card and no --contrast")
+            if on is not None and limit is not None:
+                raise SpecError("--limit does not go together with --on")
             options |= {"methods": method or [_METHOD], "target": target or "top1", "seed": seed}
-            options["form"] = shards
-            shared = _into_shards(paths, out, model, options, limit, force=force, quiet=quiet)
+            options["form"] = shards or "parquet"
+            shared = _into_shards(paths, out, model, options, limit, on, workers, force=force, quiet=quiet)
             _report(shared, json=json, quiet=quiet)
             return
 
@@ -191,6 +198,8 @@ def _into_shards(
     model: str,
     options: dict[str, Any],
     limit: int | None,
+    on: str | None,
+    workers: int,
     *,
     force: bool,
     quiet: bool,
@@ -202,6 +211,10 @@ def _into_shards(
 
     place = folder_beside(paths[0]) if out is None else out
     check_apart(paths, place)
+    if on is not None:
+        from aha.interop.ray import explain_pictures
+
+        return explain_pictures(paths, place, model, workers=workers, **options)
     share = launched_share()
     run = ShardRun(place, model, **{**options, "device": options["device"] or launched_device()})
     check_cost(run.methods, run.model, force=force)

@@ -33,6 +33,13 @@ Mean = Annotated[
     str | None, typer.Option(help="Mean of the normalisation, as 0.5,0.5,0.5; for models that do not say.")
 ]
 Std = Annotated[str | None, typer.Option(help="Standard deviation of the normalisation, in the same form.")]
+On = Annotated[
+    str | None,
+    typer.Option(
+        help="ray: workers of a Ray cluster, or of this machine; without it, this process.", show_default=False
+    ),
+]
+Workers = Annotated[int, typer.Option(min=1, help="How many of them, with --on.")]
 ImageSize = Annotated[int | None, typer.Option(min=1, help="Side of the model input; the model's own by default.")]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from aha.core.declared import Kind, check_method, check_metric, check_model, check_score, declared
+from aha.errors import SpecError
 
 
 def check_texts(
@@ -23,6 +24,12 @@ def check_texts(
     ):
         for text in texts:
             check(text)
+
+
+def check_place(on: str | None) -> None:
+    """Refuses work on anything else than this process or Ray."""
+    if on not in (None, "ray"):
+        raise SpecError(f"work can be shared on ray, not on {on!r}; what runs the model is --engine")
 
 
 def complete_method(incomplete: str) -> list[str]:
