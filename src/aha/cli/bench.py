@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aha.cli.limits import check_cost
-from aha.cli.options import MAX_SEED, Debug, Device, Force, Json, Limit, NoPretrained, Quiet, Texts
+from aha.cli.options import MAX_SEED, Debug, Device, Force, Json, Limit, NoPretrained, On, Quiet, Texts, Workers
 from aha.cli.reporting import INTERRUPTED, answer, bench_bar, print_json, reported, say_error
-from aha.cli.texts import check_texts, complete_method, complete_metric, complete_model, complete_score
+from aha.cli.texts import check_place, check_texts, complete_method, complete_metric, complete_model, complete_score
 from aha.core.progress_line import duration
 
 if TYPE_CHECKING:
     from aha.bench.estimate import Estimate
+    from aha.bench.plan import Plan
     from aha.bench.runner import BenchRun
     from aha.bench.runs import Run
 
@@ -80,6 +82,8 @@ def bench(
         bool, typer.Option("--dry-run", help="Check everything, try one image, and say what it will cost.")
     ] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Leave the page to `aha report`.")] = False,
+    on: On = None,
+    workers: Workers = 2,
     device: Device = None,
     force: Force = False,
     json: Json = False,
@@ -88,12 +92,14 @@ def bench(
 ) -> None:
     """Measure methods on a model and a data set; options win over the plan. The same command continues a run.
 
-    Runs as it is in one process, and under `torchrun` or `accelerate launch` in many, each with its share.
+    Runs as it is in one process, and under `torchrun`, `accelerate launch` or with `--on ray` in many, each with its
+    share.
     """
     with reported(debug=debug, quiet=quiet):
         check_texts(
             models=model or [], methods=method or [], metrics=metrics or [], scores=[] if score is None else [score]
         )
+        check_place(on)
         from aha.bench.papers import PREFIX, paper_plans
         from aha.bench.plan import make_plans, read_plans
         from aha.bench.runner import BenchRun
@@ -143,11 +149,16 @@ def bench(
         if dry_run:
             _show_estimates(made(), json=json)
             return
-        if len(plans) > 1:
+        if len(plans) > 1 or on is not None:
             for _ in made():  # all are checked before the first of them works
                 pass
-        for each in made():
-            _run(each, place, quiet=quiet)
+        if on is not None:
+            from aha.interop.ray import share_out
+
+            share_out(partial(_run_share, plans, place.absolute(), device), workers=workers)
+        else:
+            for each in made():
+                _run(each, place, quiet=quiet)
         _finish(place, share, with_report=not no_report, json=json, quiet=quiet)
 
 
@@ -159,6 +170,14 @@ def _run(made: BenchRun, out: Path, *, quiet: bool) -> None:
     except KeyboardInterrupt:
         say_error(f"interrupted; what is done is in {out}; the same command continues")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _run_share(plans: Sequence[Plan], out: Path, device: str | None, share: tuple[int, int]) -> None:
+    """What one of several workers does."""
+    from aha.bench.runner import BenchRun
+
+    for plan in plans:
+        BenchRun(plan, out, device=device, share=share).run()
 
 
 def _show_estimates(runs: Iterable[BenchRun], *, json: bool) -> None:

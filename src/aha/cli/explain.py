@@ -212,9 +212,12 @@ def _into_shards(
     place = folder_beside(paths[0]) if out is None else out
     check_apart(paths, place)
     if on is not None:
-        from aha.interop.ray import explain_pictures
+        from aha.interop.ray import write_shards
 
-        return explain_pictures(paths, place, model, workers=workers, **options)
+        run = ShardRun(place, model, **options)
+        check_cost(run.methods, run.model, force=force)  # here, where a refusal is one line
+        write_shards(run, paths, workers=workers)
+        return run
     share = launched_share()
     run = ShardRun(place, model, **{**options, "device": options["device"] or launched_device()})
     check_cost(run.methods, run.model, force=force)
