@@ -6,7 +6,7 @@ that it depends on: weights, settings, the picture's content, the method's param
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from aha.errors import ImageError, ModelError, OutputError, TargetError
 from aha.methods import Method, check_fit
 from aha.methods.base import in_one_pass
 from aha.models import NOTHING, TargetModel
-from aha.results.folder import ResultFolder
+from aha.results.folder import ResultFolder, ResultItem
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,9 @@ def read_class_names(path: Path) -> list[str]:
 class FileRun:
     """Explanations of many pictures by several methods.
 
+    With `shared`, other processes explain other pictures into the same folder at the same time: it is theirs whenever
+    nothing is being written.
+
     Attributes:
         pending: names of the images that are not finished yet; some of their maps may be.
         maps_per_image: number of classes that are explained of each image.
@@ -104,6 +107,7 @@ class FileRun:
         *,
         seed: int = 0,
         card: bool = False,
+        shared: bool = False,
     ) -> None:
         for method in methods:
             check_fit(method, model)
@@ -116,10 +120,10 @@ class FileRun:
         size = model.stated_preprocessing().size
         self._costs = {method: method.cost(model, size).passes for method in self._methods}
         self.maps_per_image = _count_classes(target, model, images)
-        self._with_card = card
+        self._with_card, self._is_shared = card, shared
         self.cards: list[tuple[str, str, str, str]] = []
         settings = self._settings()
-        self._results = ResultFolder(out, model.spec, model.digest, settings)
+        self._results = ResultFolder(out, model.spec, model.digest, settings, wait=-1 if shared else 0)
         self._common_key = result_key(
             __version__, model.spec, model.digest, model.preprocessing, model.class_names, sorted(settings.items())
         )
@@ -144,7 +148,7 @@ class FileRun:
             with ExitStack() as stack:
                 opened = False
                 for images, batch in self._batches(batch_size, on_progress):
-                    if not opened:  # now that there is something to write
+                    if not (opened or self._is_shared):  # now that there is something to write
                         stack.enter_context(self._results)
                         stack.callback(lambda: self._results.note(self._model.engine_facts))
                         opened = True
@@ -197,9 +201,20 @@ class FileRun:
         )
         cards = zip(explanation.subjects, explanation.labels, explanation.cards, strict=False)  # none unless asked for
         self.cards += [(subject.name, str(method), label, card.sentence) for subject, label, card in cards]
-        for index in range(len(explanation)):
-            image, rank = divmod(index, self.maps_per_image)
-            self._results.add(explanation.item(index, self._key(images[rows[image]], method, rank)))
+        places = [divmod(index, self.maps_per_image) for index in range(len(explanation))]
+        keys = [self._key(images[rows[row]], method, rank) for row, rank in places]
+        self._write(explanation.item(index, key) for index, key in enumerate(keys))
+
+    def _write(self, items: Iterable[ResultItem]) -> None:
+        if not self._is_shared:
+            for item in items:
+                self._results.add(item)
+            return
+        drawn = list(items)  # before the others have to wait
+        with self._results:
+            for item in drawn:
+                self._results.add(item)
+            self._results.note(self._model.engine_facts)
 
     def _is_finished(self, image: BenchImage) -> bool:
         return all(self._has_maps(image, method) for method in self._methods)

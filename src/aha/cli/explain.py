@@ -147,31 +147,34 @@ def explain(
         from aha.data.datasets import choose
         from aha.data.targets import class_list
         from aha.files import FileRun, check_apart, find_pictures, folder_beside
-        from aha.learned.engine import launched_share
+        from aha.learned.engine import launched_device, launched_share, parts_of
         from aha.methods import load_method
         from aha.methods.var import Var
         from aha.models import load_model
 
-        if launched_share()[1] > 1:
-            raise SpecError("several processes cannot draw into one folder; add --shards parquet, or start one")
         # What costs nothing is checked first, what needs the model next, and all of it before any work.
         methods = [load_method(text) for text in method or [_METHOD]]
         place = folder_beside(paths[0]) if out is None else out
         check_writable(place)
         check_apart(paths, place)
+        options["device"] = device or launched_device()
         loaded = load_model(model, **options)
         if contrast is not None:
             compared = tuple(class_list(contrast, loaded))
             methods = [Var(chosen, classes=compared) for chosen in methods]
         check_cost(methods, loaded, force=force)
         pictures = choose(find_pictures(paths, place, loaded), limit, seed)
-        run = FileRun(loaded, pictures, methods, target or contrast or "top1", place, seed=seed, card=card)
+        share = launched_share()
+        own = [pictures[index] for index in parts_of(len(pictures), share)]
+        asked, is_shared = target or contrast or "top1", share[1] > 1
+        run = FileRun(loaded, own, methods, asked, place, seed=seed, card=card, shared=is_shared)
 
         def expected() -> float:
             return expected_seconds(methods, loaded, run.maps_per_image * len(run.pending))
 
         try:
-            with progress_bar("explaining", len(run.pending), shown=not quiet, expected=expected) as advance:
+            is_shown = not quiet and share[0] == 0
+            with progress_bar("explaining", len(run.pending), shown=is_shown, expected=expected) as advance:
                 run.run(batch_size, advance)
         except KeyboardInterrupt:
             say_error(f"interrupted; {_counts(run)}; the same command continues")

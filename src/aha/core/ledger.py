@@ -180,7 +180,7 @@ class Ledger:
         folder: the run that it belongs to.
         siblings: gives the ledgers of all writers of the run, this one included.
         is_sound: lines of which this is not true are dropped, as damaged ones are.
-        wait: seconds to wait for another writer.
+        wait: seconds to wait for another writer; -1 for as long as it takes.
 
     Attributes:
         done: work -> the key that counts, of all writers.

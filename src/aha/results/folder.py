@@ -9,7 +9,7 @@
       cat/var-grad_cam_281_composite.png     where classes were compared; the .npz then has classes and shares
 
 An item is journalled after its files are in place, so a killed run loses at most the item in flight. The journal is
-what a run continues from; the manifest is made of it. One process at a time writes to a folder.
+what a run continues from; the manifest is made of it. One process at a time writes to a folder; several may take turns.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ResultFolder:
         model: text of the model.
         digest: of its weights; a folder with results of others is refused.
         settings: what else the results depend on, for the manifest.
-        wait: seconds to wait for another process that is writing there.
+        wait: seconds to wait for another process that is writing there; -1 for as long as it takes.
     """
 
     def __init__(
