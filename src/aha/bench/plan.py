@@ -45,7 +45,7 @@ class Plan:
         methods: texts of methods.
         metrics: protocols or texts of metrics.
         targets: explained classes: `top1`, `label`, `top5`, ...; each is reported apart.
-        weights, pretrained, texts, img_size, fit, score, precision, engine: as in `aha.load_model`.
+        weights, pretrained, texts, img_size, mean, std, fit, score, precision, engine: as in `aha.load_model`.
         limit: number of images; a seeded choice of them, which grows when the limit does.
         filter: "mda" keeps images that are classified correctly with at least 60 %, at most 5 per class.
         seed: of the choice of images, of methods and of metrics.
@@ -66,6 +66,8 @@ class Plan:
     pretrained: bool = True
     texts: tuple[str, ...] = ()
     img_size: int | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     fit: str | None = None
     score: str | None = None
     precision: Precision = "float32"
@@ -190,7 +192,7 @@ def _listed(value: Any) -> list[Any]:
 
 _RANGES = {"limit": Range(1), "img_size": Range(1), "batch_size": Range(1), "seed": Range(0)}
 _MAY_BE_EMPTY = ("title", "paper", "saved")
-_LISTS = ("methods", "metrics", "targets", "texts")
+_LISTS = ("methods", "metrics", "targets", "texts", "mean", "std")
 _NOTATION = PYTHON._replace(true_or_false="true or false", nothing="")  # a plan is TOML, which has no word for nothing
 
 

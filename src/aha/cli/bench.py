@@ -11,7 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aha.cli.limits import check_cost
-from aha.cli.options import MAX_SEED, Debug, Device, Force, Json, Limit, NoPretrained, On, Quiet, Texts, Workers
+from aha.cli.options import (
+    MAX_SEED,
+    Debug,
+    Device,
+    Force,
+    Json,
+    Limit,
+    Mean,
+    NoPretrained,
+    On,
+    Quiet,
+    Std,
+    Texts,
+    Workers,
+    numbers,
+)
 from aha.cli.reporting import INTERRUPTED, answer, bench_bar, print_json, reported, say_error
 from aha.cli.texts import check_place, check_texts, complete_method, complete_metric, complete_model, complete_score
 from aha.core.progress_line import duration
@@ -59,6 +74,8 @@ def bench(
     ] = None,
     no_pretrained: NoPretrained = False,
     img_size: Annotated[int | None, typer.Option(min=1, help="Side of the model input.")] = None,
+    mean: Mean = None,
+    std: Std = None,
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
     score: Annotated[
         str | None, typer.Option(help="What is measured, as `aha list scores` shows.", autocompletion=complete_score)
@@ -120,6 +137,8 @@ def bench(
             "maps": maps,
             "seed": seed,
             "img_size": img_size,
+            "mean": numbers(mean, "--mean"),
+            "std": numbers(std, "--std"),
             "fit": fit,
             "score": score,
             "precision": precision,

@@ -19,12 +19,15 @@ from aha.cli.options import (
     ImageSize,
     Json,
     Limit,
+    Mean,
     NoPretrained,
     Precision,
     Quiet,
     Seed,
+    Std,
     Texts,
     Weights,
+    numbers,
 )
 from aha.cli.reporting import INTERRUPTED, bench_bar, print_json, reported, say_error
 from aha.cli.texts import check_texts, complete_method, complete_metric, complete_model, complete_score
@@ -57,6 +60,8 @@ def evaluate(
     weights: Weights = None,
     no_pretrained: NoPretrained = False,
     img_size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
     score: Annotated[
         str | None,
@@ -102,6 +107,8 @@ def evaluate(
                 "pretrained": not no_pretrained,
                 "texts": text or [],
                 "img_size": img_size,
+                "mean": numbers(mean, "--mean"),
+                "std": numbers(std, "--std"),
                 "fit": fit,
                 "score": score,
                 "limit": limit,

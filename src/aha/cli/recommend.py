@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from aha.cli.options import Debug, Device, ImageSize, Json, NoPretrained, Precision, Quiet, Seed, Texts, Weights
+from aha.cli.options import (
+    Debug,
+    Device,
+    ImageSize,
+    Json,
+    Mean,
+    NoPretrained,
+    Precision,
+    Quiet,
+    Seed,
+    Std,
+    Texts,
+    Weights,
+    numbers,
+)
 from aha.cli.reporting import INTERRUPTED, answer, print_json, reported, say_error
 from aha.cli.texts import check_texts, complete_method, complete_model, complete_score
 from aha.core.progress_line import duration
@@ -42,6 +56,8 @@ def recommend(
     weights: Weights = None,
     no_pretrained: NoPretrained = False,
     img_size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
     fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
     score: Annotated[
         str | None,
@@ -71,6 +87,8 @@ def recommend(
             pretrained=not no_pretrained,
             texts=text or None,
             img_size=img_size,
+            mean=numbers(mean, "--mean"),
+            std=numbers(std, "--std"),
             fit=cast("Any", fit),  # checked where it is used
             score=score,
             device=device,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
-from aha.cli.options import Debug, Device, ImageSize, Json, NoPretrained, Quiet, Texts, Weights
+from aha.cli.options import Debug, Device, ImageSize, Json, Mean, NoPretrained, Quiet, Std, Texts, Weights, numbers
 from aha.cli.reporting import INTERRUPTED, print_json, reported, say_error, training_bar
 from aha.cli.texts import check_texts, complete_model, complete_score
 
@@ -36,6 +37,8 @@ def train(
     weights: Weights = None,
     no_pretrained: NoPretrained = False,
     img_size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
     score: Annotated[
         str | None,
         typer.Option(
@@ -83,6 +86,8 @@ def train(
             pretrained=not no_pretrained,
             texts=text or None,
             img_size=img_size,
+            mean=numbers(mean, "--mean"),
+            std=numbers(std, "--std"),
             score=score,
             device=place,
             precision=cast("Any", precision) or ("bfloat16" if str(place).startswith("cuda") else "float32"),
@@ -121,7 +126,27 @@ def train(
             )
             if remember:
                 typer.echo(f"Remembered: --method aha now means this explainer for {model}")
-            typer.echo(f"Use it: aha explain PICTURE --model {model} --method \"aha('{out / BEST}')\"")
+            same = _same_model(model, weights, img_size, mean, std, text, no_pretrained=no_pretrained)
+            typer.echo(f"Use it: aha explain PICTURE {same} --method \"aha('{out / BEST}')\"")
+
+
+def _same_model(
+    model: str,
+    weights: Path | None,
+    img_size: int | None,
+    mean: str | None,
+    std: str | None,
+    texts: list[str] | None,
+    *,
+    no_pretrained: bool,
+) -> str:
+    """The options that name the model again: an explainer is of use for these weights alone."""
+    said: list[str] = ["--model", model]
+    for option, value in (("--weights", weights), ("--img-size", img_size), ("--mean", mean), ("--std", std)):
+        said += [] if value is None else [option, str(value)]
+    for text in texts or ():
+        said += ["--text", text]
+    return shlex.join([*said, *(["--no-pretrained"] if no_pretrained else [])])
 
 
 def export(
