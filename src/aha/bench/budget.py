@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aha.core.disk import writing
+from aha.core.interrupts import ended_by
 from aha.errors import OutputError, SpecError
 from aha.models import TargetModel
 
@@ -90,42 +89,22 @@ class Account:
         os.close(self._file)
 
 
-class _Metered(Counter[str]):
-    """A model's count of passes that notes them before they are made, and refuses those beyond the limit."""
-
-    def __init__(self, counts: Counter[str], account: Account, passes: float, seconds: float) -> None:
-        super().__init__(counts)
-        self._account, self._start = account, time.monotonic()
-        self._before = (account.passes, account.seconds)
-        self._limits = (account.passes + passes, account.seconds + seconds)
-        self._base = sum(counts.values())
-
-    def __setitem__(self, kind: str, count: int) -> None:
-        new = self.total() + count - self[kind]
-        passes = self._before[0] + new - self._base
-        seconds = self._before[1] + time.monotonic() - self._start
-        if count > self[kind]:
-            if passes > self._limits[0] or seconds > self._limits[1]:
-                raise BudgetSpent
-            self._account.note(passes, seconds)
-        super().__setitem__(kind, count)
-
-    def copy(self) -> Counter[str]:  # type: ignore[override]  # a plain one: nobody spends a copy
-        return Counter(dict(self))
-
-    def __reduce__(self) -> Any:
-        return Counter, (dict(self),)
-
-
 @contextmanager
 def metered(model: TargetModel, account: Account, passes: float, seconds: float) -> Iterator[None]:
     """Inside the block, the model makes at most so many passes more, and none after so many seconds."""
-    plain = model.passes
-    counted = _Metered(plain, account, passes, seconds)
-    model.passes = counted
     start, before = time.monotonic(), account.seconds
+    most = account.passes + passes
+
+    def note(images: int, counts: object) -> None:
+        if not images or counts is not model.passes:
+            return
+        spent = time.monotonic() - start
+        if account.passes + images > most or spent > seconds:
+            raise BudgetSpent
+        account.note(account.passes + images, before + spent)
+
     try:
-        yield
+        with ended_by(note):
+            yield
     finally:
-        model.passes = Counter(dict(counted))
         account.note(account.passes, max(account.seconds, before + time.monotonic() - start))

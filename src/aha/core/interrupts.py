@@ -57,23 +57,34 @@ def interrupts_wait() -> Iterator[None]:
         notes.hand_over()
 
 
-_LISTENER: ContextVar[Callable[[], object] | None] = ContextVar("who may end the work", default=None)
+Listener = Callable[[int, object], object]
+"""Told, before they go, how many images go through a model, and the count that they will be added to; 0 and None at
+other moments. It raises what is to end the work."""
+
+_LISTENER: ContextVar[Listener | None] = ContextVar("who may end the work", default=None)
 
 
 @contextmanager
-def ended_by(listener: Callable[[], object]) -> Iterator[None]:
-    """The work inside asks the listener at each `checkpoint()`: it raises what is to end the work."""
-    before = _LISTENER.set(listener)
+def ended_by(listener: Listener) -> Iterator[None]:
+    """The work inside asks the listener at each `checkpoint()`, after those who listen already."""
+    outer = _LISTENER.get()
+
+    def both(images: int, counts: object) -> None:
+        if outer is not None:
+            outer(images, counts)
+        listener(images, counts)
+
+    before = _LISTENER.set(both)
     try:
         yield
     finally:
         _LISTENER.reset(before)
 
 
-def checkpoint() -> None:
-    """A moment at which the work may be ended: by Ctrl-C, or by a listener."""
+def checkpoint(images: int = 0, counts: object = None) -> None:
+    """A moment at which the work may be ended: by Ctrl-C, or by a listener, who hears of images about to go."""
     if _notes is not None and threading.current_thread() is threading.main_thread():
         _notes.hand_over()
     listener = _LISTENER.get()
     if listener is not None:
-        listener()
+        listener(images, counts)

@@ -175,7 +175,7 @@ class _MaskedScores(torch.autograd.Function):
 
         found = model.chunks.run(run, len(rows))
         if needs_gradient:
-            model.passes["backward"] += len(rows)
+            model.spend("backward", len(rows))
         ctx.save_for_backward(torch.cat([slopes for _, slopes in found]))
         return torch.cat([scores for scores, _ in found])
 

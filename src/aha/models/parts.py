@@ -92,7 +92,7 @@ class Parts:
             outputs = model.answer(images)
         layout = structure.blocks[0].layout
         one_image = len(structure.blocks) * (layout.prefix + layout.grid[0] * layout.grid[1])
-        model.passes["forward"] += -(-sum(block.tokens_seen for block in blocks) // one_image)
+        model.spend("forward", -(-sum(block.tokens_seen for block in blocks) // one_image))
         return outputs
 
     def block_states(self, model: RunnableModel, images: Tensor, *, attention: bool = False) -> BlockStates:
@@ -142,7 +142,7 @@ class Parts:
         prefix = structure.blocks[0].layout.prefix
         kept = F.pad(kept.to(model.device), (prefix, 0), value=True)  # (B, T)
         images, counts = images.to(model.device), kept.sum(dim=1)
-        model.passes["forward"] += len(images)
+        model.spend("forward", len(images))
         outputs: Tensor | None = None
         with model.undisturbed(), autograd(False), model.autocast():
             for count in sorted(set(counts.tolist())):
@@ -167,7 +167,7 @@ class Parts:
         if key not in self._restarts:
             self._restarts[key] = self._can_restart(model, image.shape, stage)
         copies = 1 if self._restarts[key] else len(maps)
-        model.passes["forward"] += copies
+        model.spend("forward", copies)
         return self._outputs_from_features(model, image.expand(copies, *image.shape), stage, maps)
 
     def _outputs_from_features(self, model: RunnableModel, images: Tensor, stage: int, maps: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def captured(model: RunnableModel, structure: Structure, images: Tensor, capture
         with autograd(records_all):
             leaf = images.detach().to(model.device, model.dtype).clone().requires_grad_(captures.inputs)
             trace.inputs = leaf if captures.inputs else None
-            model.passes["forward"] += len(leaf)
+            model.spend("forward", len(leaf))
             return Tracer(model.module, trace).run(lambda: model.forward(leaf), len(leaf), captures)
 
     with model.undisturbed():
@@ -43,7 +43,7 @@ def features_of(
 ) -> tuple[list[Tensor], Tensor]:
     """Maps (B, C, h, w) of the given stages and the outputs (B, K), in one pass without a graph."""
     trace = Trace(model.score.differentiated(), structure, passes=model.passes)
-    model.passes["forward"] += len(images)
+    model.spend("forward", len(images))
     with model.undisturbed(), autograd(False), model.autocast():
         tracer = Tracer(model.module, trace, with_graph=False)
         tracer.run(lambda: model.forward(images), len(images), Captures(tuple(stages)))

@@ -184,7 +184,7 @@ class RunnableModel:
         return outputs
 
     def _run(self, inputs: Tensor, is_differentiable: bool) -> Tensor:
-        self.passes["forward"] += len(inputs)
+        self.spend("forward", len(inputs))
         with self.undisturbed(), autograd(is_differentiable), self.autocast():
             forward = self.forward if is_differentiable else self._forward_without_gradients
             return torch.cat(self.chunks.run(lambda part: forward(inputs[part]), len(inputs)))
@@ -213,6 +213,12 @@ class RunnableModel:
                     del known[key]
             known.update(zip(new, found, strict=True))
         return torch.stack([known[key] for key in keys])
+
+    def spend(self, direction: Literal["forward", "backward"], images: int) -> None:
+        """Counts images that are about to go through the model; whoever listens may refuse them."""
+        if not self._is_probing:
+            checkpoint(images, self.passes)
+        self.passes[direction] += images
 
     def scores(self, inputs: Tensor, classes: Tensor) -> Tensor:
         """The reported score (B,) of each input's class."""

@@ -93,6 +93,7 @@ class Trace:
             self.spared["backward"] += len(classes)
             self.spared["nanoseconds"] += max(known[key][1] for key in keys)
         else:
+            checkpoint(len(classes), self.passes)
             self.passes["backward"] += len(classes)
             start = time.perf_counter_ns()
             found = self._gradients(classes, tensors)
@@ -170,6 +171,7 @@ class SharedTrace(Trace):
 
     def gradients(self, classes: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """As in any trace; one backward pass per round."""
+        checkpoint(len(classes), self.passes)
         self.passes["backward"] += len(classes)
 
         def total(rows: Tensor) -> tuple[Tensor, None]:

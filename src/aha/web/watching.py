@@ -16,5 +16,5 @@ def watched(job: Job, model: TargetModel) -> Iterator[None]:
     """The job hears of the model's progress and its passes, and may end the work before each of them."""
     before = model.passes.total()
     job.count_images = lambda: model.passes.total() - before
-    with ended_by(job.checkpoint), heard_by(job.report):
+    with ended_by(lambda _images, _counts: job.checkpoint()), heard_by(job.report):
         yield
