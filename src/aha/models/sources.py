@@ -175,19 +175,12 @@ def load_torchvision(name: str, request: Request) -> Loaded:
 @SOURCES.register("hf")
 def load_hf(name: str, request: Request) -> Loaded:
     """`hf:REPOSITORY` or `hf:FOLDER`: a transformers image classifier, safetensors only."""
-    if find_spec("transformers") is None:
-        raise MissingExtra(f"hf:{name}", "hf")
-    from transformers import AutoConfig, AutoModelForImageClassification
+    _check_transformers("hf", name, request)
+    from transformers import AutoModelForImageClassification
     from transformers.utils import cached_file
 
-    if request.weights is not None:
-        raise ModelError("hf models carry their own weights; leave out weights=, or name the folder that holds them")
     with _library_errors(f"hf:{name}"):
-        config = AutoConfig.from_pretrained(name)
-        if request.pretrained:
-            module = AutoModelForImageClassification.from_pretrained(name, config=config, use_safetensors=True)
-        else:
-            module = AutoModelForImageClassification.from_config(config)
+        module, config = _from_transformers(AutoModelForImageClassification, name, request)
     try:
         settings = read_settings(str(cached_file(name, "preprocessor_config.json")))
     except (OSError, ValueError) as error:
@@ -195,6 +188,25 @@ def load_hf(name: str, request: Request) -> Loaded:
     with _library_errors(f"hf:{name} (preprocessor_config.json)"):
         preprocessing = hf_preprocessing(settings, config, request.size)
     return Loaded(module, preprocessing, label_names(config))
+
+
+def _check_transformers(source: str, name: str, request: Request) -> None:
+    if find_spec("transformers") is None:
+        raise MissingExtra(f"{source}:{name}", "hf")
+    if request.weights is not None:
+        raise ModelError(
+            f"{source} models carry their own weights; leave out weights=, or name the folder that holds them"
+        )
+
+
+def _from_transformers(kind: Any, name: str, request: Request) -> tuple[nn.Module, Any]:
+    """A model of one of transformers' Auto classes, safetensors only, and its config."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(name)
+    if request.pretrained:
+        return kind.from_pretrained(name, config=config, use_safetensors=True), config
+    return kind.from_config(config), config
 
 
 def _stated_in_full(name: str, config: Any, request: Request, error: Exception) -> Preprocessing:
@@ -212,22 +224,15 @@ def _stated_in_full(name: str, config: Any, request: Request, error: Exception) 
 @SOURCES.register("clip")
 def load_clip(name: str, request: Request) -> Loaded:
     """`clip:REPOSITORY` or `clip:FOLDER`: CLIP, SigLIP or another two-tower model of transformers, with texts."""
-    if find_spec("transformers") is None:
-        raise MissingExtra(f"clip:{name}", "hf")
-    from transformers import AutoConfig, AutoModel, AutoProcessor
+    _check_transformers("clip", name, request)
+    from transformers import AutoModel, AutoProcessor
 
-    if request.weights is not None:
-        raise ModelError("clip models carry their own weights; leave out weights=, or name the folder that holds them")
     if request.texts is None:
         raise ModelError(
             f"clip:{name} tells texts apart; give some: texts=['a cat', 'a dog'], or clip:{name}[a cat; a dog]"
         )
     with _library_errors(f"clip:{name}"):
-        config = AutoConfig.from_pretrained(name)
-        if request.pretrained:
-            module = AutoModel.from_pretrained(name, config=config, use_safetensors=True)
-        else:
-            module = AutoModel.from_config(config)
+        module, config = _from_transformers(AutoModel, name, request)
         processor = AutoProcessor.from_pretrained(name)
     texts = with_texts(module.requires_grad_(False), request.texts, getattr(processor, "tokenizer", processor))
     return Loaded(texts, processor_preprocessing(processor, config, request.size), list(request.texts))

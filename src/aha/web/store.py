@@ -92,7 +92,7 @@ class Store:
         """
         record = self.find(kind, key)
         if record is None:
-            raise Gone(f"no {kind.removesuffix('s')} {key}; it was never here, or was removed to make room")
+            raise _gone(kind, key)
         return record
 
     def content(self, kind: str, key: str, suffix: str) -> bytes:
@@ -105,7 +105,7 @@ class Store:
         if kept is None or checksum(content) != kept[1].get(suffix):
             if kept is not None and suffix in kept[1]:
                 path.with_suffix(".json").unlink(missing_ok=True)
-            raise Gone(f"no {kind.removesuffix('s')} {key}; it was never here, or was removed to make room")
+            raise _gone(kind, key)
         return content
 
     def array(self, key: str, name: str) -> NDArray[Any]:
@@ -145,3 +145,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def _sum(record: Mapping[str, Any], files: Mapping[str, str]) -> str:
     return checksum(json.dumps([record, files]).encode())
+
+
+def _gone(kind: str, key: str) -> Gone:
+    return Gone(f"no {kind.removesuffix('s')} {key}; it was never here, or was removed to make room")
