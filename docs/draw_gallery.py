@@ -1,5 +1,7 @@
 """Draws `images/gallery.jpg` and writes `results/gallery.csv`: one photograph, all methods, with scores and cost.
 
+Five of them, of five kinds, are drawn into `images/methods.jpg` as well.
+
     python docs/draw_gallery.py [PHOTOGRAPH] [--model SPEC] [--weights FILE] [--method METHOD]... [--kept FOLDER]
 
 Without arguments the photograph comes with scikit-image and the network is the demo's. Methods that do not fit the
@@ -15,6 +17,7 @@ import csv
 import io
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,6 +42,8 @@ from aha.results.gallery import overlay, window
 
 DOCS = Path(__file__).parent
 SHEET, TABLE = DOCS / "images" / "gallery.jpg", DOCS / "results" / "gallery.csv"
+STRIP = DOCS / "images" / "methods.jpg"
+IN_STRIP = ("grad_cam", "aha", "integrated_gradients(steps=20)", "rise(n=400)", "edge_map")
 KEPT = DOCS.parent / "runs" / "gallery"
 PROTOCOL = InsDel(steps=10)
 SEED = 0
@@ -85,11 +90,11 @@ def draw(
     methods: Sequence[str],
     *,
     sheet: Path = SHEET,
-    table: Path = TABLE,
+    table: Path | None = TABLE,
     kept: Path = KEPT,
     protocol: InsDel = PROTOCOL,
 ) -> list[Found]:
-    """Explains the photograph's top class by every method, best first; writes the sheet and the table."""
+    """Explains the photograph's top class by every method, best first; writes the sheet, and the table if wanted."""
     (batch,) = iter_batches(model, photograph, batch_size=1)
     _ = model.structure()  # found now, so that the first method does not pay for it
     kept.mkdir(parents=True, exist_ok=True)
@@ -107,7 +112,8 @@ def draw(
     first = batch.subjects[0]
     seen = first.image.convert("RGB").crop(window(first))
     _write_sheet([("the photograph", seen), *((f"{f.ins_del:.2f}  {f.method}", p) for f, p in rows)], sheet)
-    _write_table([found for found, _ in rows], table)
+    if table is not None:
+        _write_table([found for found, _ in rows], table)
     return [found for found, _ in rows]
 
 
@@ -127,11 +133,16 @@ def _kept(place: Path) -> tuple[Found, Image.Image] | None:
         return Found(**json.loads(row.read_text(encoding="utf-8"))), picture.copy()
 
 
+def _counted(model: TargetModel) -> Counter[str]:
+    """Images through the model so far, also those that the choice of the class has spared the method."""
+    return model.passes + model.spared
+
+
 def _measured(model: TargetModel, batch: Batch, text: str, protocol: InsDel, place: Path) -> tuple[Found, Image.Image]:
-    before, started = model.passes.copy(), time.process_time()
+    before, started = _counted(model), time.process_time()
     explanation = aha.explain(model, batch, text, "top1", seed=SEED, progress=False)
     seconds = time.process_time() - started  # of the processor: another process beside this one changes little
-    spent = {kind: model.passes[kind] - before[kind] for kind in ("forward", "backward")}
+    spent = _counted(model) - before
     spent["forward"] -= 1  # which class it is, was asked once, whatever the method
     sample = Sample(model, batch.subjects[0].name, batch.inputs[0].to(model.device))
     case = Case(sample, int(explanation.targets[0]), explanation.maps[0].to(model.device), text, seed=SEED)
@@ -193,6 +204,8 @@ def main() -> None:
     photograph = given.photograph or photographs(["coffee.png"])[0]
     methods = given.method or texts_for(model)
     draw(model, photograph, methods, sheet=given.sheet, table=given.table, kept=given.kept)
+    if given.sheet == SHEET:
+        draw(model, photograph, IN_STRIP, sheet=STRIP, table=None, kept=given.kept)
 
 
 if __name__ == "__main__":
