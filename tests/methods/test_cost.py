@@ -11,7 +11,7 @@ from aha.methods import load_method
 from aha.methods.cost import Cost
 from aha.models import TargetModel, load_model
 from aha.web.policy import BUDGET, check_budget
-from fakes import SIZE, tiny_vit
+from fakes import SIZE, TinyCNN, randomised, tiny_vit
 
 WHOLE = (SIZE, SIZE)
 
@@ -48,6 +48,12 @@ def passes_of(model: TargetModel, method: str, images: Tensor) -> int:
         "search(parts=patches(grid=4), budget=300)",
         "mda(grid=4, screen=2)",
         "mutex",
+        "caap",
+        "caap(neighbourhood='none')",
+        "caap(form='patchwise')",
+        "finer_cam(rivals=8)",
+        "bidirectional(steps=6)",
+        "transition_attention(steps=6)",
         "gradient",
         "grad_cam",
         "var(gradient, classes='top3')",
@@ -94,6 +100,14 @@ def test_the_explorer_refuses_products_of_modest_numbers(model: TargetModel, met
     with pytest.raises(SpecError, match=r"needs about [\d,]+ passes and .* [GM]B.*allows [\d,]+ passes"):
         check_budget(load_method(method), model, (224, 224))
     assert not load_method(method).cost(model, (224, 224)).within(BUDGET)
+
+
+@pytest.mark.parametrize("method", ["caap", "caap(last=1)", "caap(last=1, neighbourhood='none')"])
+def test_caap_of_a_convolutional_network_takes_at_most_a_pass_for_each_place(method: str, images: Tensor) -> None:
+    network = load_model(randomised(TinyCNN()), input_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)
+    measured, foretold = passes_of(network, method, images), load_method(method).cost(network, WHOLE).passes
+    places = load_method(method)(network, images[:1], torch.tensor([0])).numel()
+    assert measured <= foretold == places + 2
 
 
 def test_costs_add_up() -> None:

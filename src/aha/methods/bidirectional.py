@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aha.methods.attention_ig import check_steps, reasoning_feedback
 from aha.methods.base import Method, check_start_layer, layers_from, method
+from aha.methods.cost import Cost
 from aha.methods.rollout import roll_out
 from aha.models import Captures, TargetModel, Trace
 
@@ -56,6 +57,9 @@ class Bidirectional(Method):
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
         by_token = self.form == "token"
         return Captures(attention=True, tokens=by_token, middles=by_token)
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        return Cost(2 * self.steps + 2)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         by_token = self.form == "token"

@@ -12,10 +12,13 @@ from torch import Tensor
 from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, check_fit, method, runs_of_one_image
+from aha.methods.cost import Cost, channels_read
 from aha.methods.machinery.parallel_patching import parallel
 from aha.methods.machinery.patching import Neighbourhood, Patching, neighbours, patchwise
 from aha.models import TargetModel
 from aha.perturb.references import Reference, White, reference_inputs
+
+_NEIGHBOURS: dict[Neighbourhood, int] = {"none": 1, "manhattan": 5, "3x3": 9, "5x5": 25}  # at most, itself included
 
 
 @method("caap", family="perturbation", needs={"features"}, citation="Izadi et al., 2026")
@@ -62,6 +65,24 @@ class CAAP(Method):
         if self.first < 0 or (self.last is not None and self.last < self.first):
             raise SpecError(f"caap: 0 <= first <= last is needed, not first={self.first}, last={self.last}")
 
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        structure = model.structure(size)
+        if "tokens" not in structure.capabilities:
+            rows, columns = structure.stages[self.stage_of(len(structure.stages))].layout.grid
+            return Cost(rows * columns + 2, 2 * (rows * columns) ** 2)
+        layout = structure.blocks[0].layout
+        places = layout.grid[0] * layout.grid[1]
+        tokens, width = layout.prefix + places, channels_read(model)
+        # Both runs with queries, keys and values of every block, and who is whose neighbour, sorted.
+        memory = 4 * 8 * len(structure.blocks) * tokens * width + 13 * places * tokens
+        readers = model.readout(size).nonzero().flatten()
+        if self.form == "patchwise" or model.block_limits(size).attention or bool((readers >= layout.prefix).any()):
+            return Cost(places + 2, memory)
+        depth = len(structure.blocks)
+        late = depth - self.last_of(depth, "blocks") if self.late == "live" else 0  # blocks that follow neighbours too
+        followed = places * (depth * len(readers) + late * _NEIGHBOURS[self.neighbourhood])  # tokens through a block
+        return Cost(-(-followed // (depth * tokens)) + 2, memory)
+
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         check_fit(self, model, images.shape[1:])
         has_tokens = "tokens" in model.structure(images.shape[1:]).capabilities
@@ -82,6 +103,10 @@ class CAAP(Method):
         reads_places = bool(model.readout(size)[layout.prefix :].any())
         why = model.block_limits(size).attention or "its head reads places, not only a class token" * reads_places
         return f"{why}; leave out form" if why else ""
+
+    def stage_of(self, count: int) -> int:
+        """The stage of a convolutional network, one of `count`, whose feature map is mixed."""
+        return max(0, self.last_of(count, "stages") - 1)
 
     def last_of(self, count: int, what: str) -> int:
         """The last level of which activations are taken, of `count`."""
@@ -141,7 +166,7 @@ class FeaturePatcher:
     def outputs(self, image: Tensor, blank: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Outputs (N, K), one row for each place of the feature map, and its size."""
         model, method = self._model, self._method
-        stage = max(0, method.last_of(len(model.structure(image.shape[1:]).stages), "stages") - 1)
+        stage = method.stage_of(len(model.structure(image.shape[1:]).stages))
         (maps,), _ = model.features(torch.cat([image, blank]), [stage])  # (2, C, h, w)
         grid = (maps.shape[-2], maps.shape[-1])
         inside = neighbours(grid, method.neighbourhood).to(image.device).view(-1, 1, *grid)  # (N, 1, h, w)

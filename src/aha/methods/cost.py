@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from aha.errors import AhaError
+from aha.models import TargetModel
+
 CHANNELS = 2048
 """Of a feature map, where nothing is known: as many as the widest networks have."""
+
+
+def channels_read(model: TargetModel) -> int:
+    """As many as the last linear layer reads, which is how many the last feature map has, as a rule."""
+    try:
+        return int(model.class_vectors.shape[1])
+    except AhaError:
+        return CHANNELS
 
 
 class Cost(NamedTuple):

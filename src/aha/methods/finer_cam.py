@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aha.errors import CapabilityError, SpecError
 from aha.methods.base import Method, method
+from aha.methods.cost import Cost
 from aha.methods.grad_cam import pick_stage
 from aha.models import Captures, TargetModel
 
@@ -41,6 +42,9 @@ class FinerCAM(Method):
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
         return Captures(features=(pick_stage(model, size, self.layer),))
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        return Cost(2 + self.rivals)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         stage = pick_stage(model, images.shape[1:], self.layer)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aha.methods.attention_ig import check_steps, reasoning_feedback
 from aha.methods.base import Method, check_start_layer, layers_from, method
+from aha.methods.cost import Cost
 from aha.models import Captures, TargetModel
 
 
@@ -39,6 +40,9 @@ class TransitionAttention(Method):
         super().__post_init__()
         check_start_layer(self, self.start_layer)
         check_steps(self, self.steps)
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        return Cost(2 * self.steps + 1)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         trace = model.trace(images, attention=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method, runs_of_one_image, seeded_generator
+from aha.methods.cost import Cost, channels_read
 from aha.models import Captures, TargetModel
 
 
@@ -45,6 +46,11 @@ class ViTCX(Method):
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
         return Captures(features=(model.cam_stage(size),))
+
+    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+        # At most a mask for each channel: enlarged, stretched, chosen from and normalised before any is added up.
+        channels = channels_read(model)
+        return Cost(2 * channels + 1, 4 * 4 * channels * size[0] * size[1])
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         stage = model.cam_stage(images.shape[1:])
