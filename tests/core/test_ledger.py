@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from aha.core import disk
 from aha.core.disk import remove_partials
 from aha.core.ledger import Ledger, encode, is_done, latest_keys, read_lines, sound_lines
 from aha.errors import DamageWarning, OutputError
@@ -105,12 +106,15 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    dead = tmp_path / "sub" / f".x.npz.{int(done.stdout)}.partial"
-    ours, named = tmp_path / f".x.{os.getpid()}.partial", tmp_path / "a.partial"
-    for path in (dead, ours, named):
+    dead = tmp_path / "sub" / f".x.npz.{disk._HOST}-{int(done.stdout)}.partial"
+    former = tmp_path / "sub" / f".x.npz.{int(done.stdout)}.partial"  # as an earlier version called it
+    ours, named = tmp_path / f".x.{disk._HOST}-{os.getpid()}.partial", tmp_path / "a.partial"
+    elsewhere = tmp_path / f".x.another-machine-{int(done.stdout)}.partial"
+    for path in (dead, former, ours, named, elsewhere):
         path.touch()
     remove_partials(tmp_path)
-    assert not dead.exists() and ours.exists() and named.exists()
+    assert not dead.exists() and not former.exists()
+    assert ours.exists() and named.exists() and elsewhere.exists()
 
 
 def test_a_line_is_one_line(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ from PIL import Image
 import aha
 import command_line
 from aha.data.datasets import BenchImage
-from aha.errors import ImageError, OutputError
+from aha.errors import DamageWarning, ImageError, OutputError
 from aha.interop.arrow import Explain, in_half_range, keys_of
-from aha.interop.shards import ShardRun, WriteShards, begin, digests_of, finished_keys
+from aha.interop.shards import ShardRun, WriteShards, begin
+from aha.learned.explainer import Explainer
+from aha.learned.settings import Design
 from fakes import SIZE, TinyCNN, randomised
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -111,30 +113,114 @@ def test_shards_hold_everything_once(form: Any, tmp_path: Path) -> None:
     told = write(batch)
     assert (told["done"], told["skipped"]) == ([2], [0])
     assert [key for key, _ in json.loads(told["failures"][0])] == ["bad"]
-    assert finished_keys(tmp_path / "out") == {"a/1.png", "b.2"}
-    assert digests_of(tmp_path / "out") == {write.model.digest}
+    assert sorted(stored(tmp_path / "out")) == ["a/1.png", "b.2"]
+    assert write.shelf.digests == {write.model.digest}
+    if form == "webdataset":
+        assert {values.dtype for values in stored(tmp_path / "out").values()} == {np.dtype(np.float32)}
     expected = aha.explain(write.model, [pixels(0), pixels(1)], "gradient").maps.numpy()
-    assert np.allclose(stored_maps(tmp_path / "out", ["a/1.png", "b.2"]), expected, atol=1e-6)
+    assert np.allclose(list(stored(tmp_path / "out").values()), expected, atol=1e-6)
 
     again = WriteShards(module(), ["gradient"], "top1", tmp_path / "out", **options)
     more = {"key": [*batch["key"], "new"], "bytes": [*batch["bytes"], content(2)]}
     assert again(more)["done"] == [1]
-    assert again(more)["skipped"] == [2]
-    assert finished_keys(tmp_path / "out") == {"a/1.png", "b.2", "new"}
+    assert again(more)["skipped"] == [3]
+    assert sorted(stored(tmp_path / "out")) == ["a/1.png", "b.2", "new"]
 
 
-def stored_maps(out: Path, keys: list[str]) -> Any:
-    found: dict[str, Any] = {}
+def stored(out: Path) -> dict[str, Any]:
+    """Picture -> its map, as anybody would read it who knows nothing of us; each is there once."""
+    found: list[tuple[str, Any]] = []
     for shard in out.glob("*.parquet"):
         for row in pq.read_table(shard).to_pylist():
-            found[row["key"]] = np.asarray(row["map"], dtype=np.float32).reshape(row["height"], row["width"])
+            values = np.asarray(row["map"], dtype=np.float32).reshape(row["height"], row["width"])
+            found.append((row["key"], values))
     for shard in out.glob("*.tar"):
         with tarfile.open(shard) as tar:
             files = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
         for name, text in files.items():
             if name.endswith(".json"):
-                found[json.loads(text)["key"]] = np.load(io.BytesIO(files[name.replace(".json", ".npy")]))
-    return np.stack([found[key] for key in keys])
+                found.append((json.loads(text)["key"], np.load(io.BytesIO(files[name.replace(".json", ".npy")]))))
+    assert len(dict(found)) == len(found)
+    return dict(sorted(found, key=lambda pair: pair[0]))
+
+
+@pytest.mark.parametrize("form", ["parquet", "webdataset"])
+def test_a_changed_picture_replaces_its_former_rows(form: Any, tmp_path: Path) -> None:
+    """Known by its name alone, it would pass for finished."""
+    begin(tmp_path, {})
+    model = aha.load_model(module(), **MODEL)
+    write = partial(WriteShards, model, ["gradient"], "top1", tmp_path, form=form, maps="float32")
+    names = ["a", "b", "c"]
+    write()({"key": names, "bytes": [content(0), content(1), content(2)]})
+    told = write()({"key": names[:2], "bytes": [content(0), content(7)]})
+    assert (told["done"], told["skipped"]) == ([1], [1])
+    expected = aha.explain(model, [pixels(0), pixels(7), pixels(2)], "gradient").maps.numpy()
+    assert np.allclose(list(stored(tmp_path).values()), expected, atol=1e-6)
+    assert write()({"key": names, "bytes": [content(0), content(7), content(2)]})["skipped"] == [3]
+    write()({"key": names, "bytes": [content(0)] * 3})  # nothing is left of the others
+    assert np.allclose(list(stored(tmp_path).values()), expected[[0, 0, 0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["parquet", "webdataset"])
+def test_scores_without_maps_are_continued(form: Any, tmp_path: Path) -> None:
+    begin(tmp_path, {})
+    write = partial(WriteShards, module(), ["gradient"], "top1", tmp_path, form=form, maps="none", **MODEL)
+    write()({"key": ["a", "b"], "bytes": [content(0), content(1)]})
+    told = write()({"key": ["a", "b"], "bytes": [content(0), content(3)]})
+    assert (told["done"], told["skipped"]) == ([1], [1])
+    assert write()({"key": ["a", "b"], "bytes": [content(0), content(3)]})["skipped"] == [2]
+
+
+def test_rows_of_a_killed_replacement_are_taken_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(tmp_path, {})
+    write = partial(WriteShards, module(), ["gradient"], "top1", tmp_path, **MODEL)
+    write()({"key": ["a", "b"], "bytes": [content(0), content(1)]})
+    with monkeypatch.context() as patch:
+        patch.setattr("aha.interop.shelf.Shelf.drop_former", lambda *_: None)  # killed before it
+        write()({"key": ["a"], "bytes": [content(2)]})
+    assert write()({"key": ["a"], "bytes": [content(2)]})["skipped"] == [1]
+    assert list(stored(tmp_path)) == ["a", "b"]
+
+
+def test_another_label_is_another_result(tmp_path: Path) -> None:
+    begin(tmp_path, {})
+    write = partial(WriteShards, module(), ["gradient"], "label", tmp_path, **MODEL)
+    write()({"key": ["a"], "bytes": [content(0)], "label": [1]})
+    assert write()({"key": ["a"], "bytes": [content(0)], "label": [1]})["skipped"] == [1]
+    assert write()({"key": ["a"], "bytes": [content(0)], "label": [2]})["done"] == [1]
+
+
+def test_another_explainer_is_another_method(tmp_path: Path) -> None:
+    out, folder = tmp_path / "out", tmp_path / "explainer"
+    model = aha.load_model(module(), **MODEL)
+    begin(out, {})
+    for seed in (0, 1):
+        Explainer.for_target(model, Design(stride=8, width=16), seed=seed).save_pretrained(folder)
+        write = WriteShards(model, [f"aha({str(folder)!r})"], "top1", out)
+        assert write({"key": ["a"], "bytes": [content(0)]})["done"] == [1]
+    assert list(stored(out)) == ["a"]
+
+
+@pytest.mark.parametrize("form", ["parquet", "webdataset"])
+def test_a_damaged_shard_is_made_again(form: Any, tmp_path: Path) -> None:
+    """One bit of a map: everything can still be read."""
+    begin(tmp_path, {})
+    write = partial(WriteShards, module(), ["gradient"], "top1", tmp_path, form=form, maps="float32", **MODEL)
+    batch = {"key": ["a", "b"], "bytes": [content(0), content(1)]}
+    write()(batch)
+    (shard,) = (path for path in tmp_path.iterdir() if path.suffix in (".parquet", ".tar"))
+    whole, expected = shard.read_bytes(), stored(tmp_path)
+    if form == "parquet":  # compressed: a bit of the stored values, not of the file
+        table = pq.read_table(shard)
+        maps = [[*values.as_py()[:-1], 0.5] for values in table["map"]]
+        pq.write_table(table.set_column(7, "map", pyarrow.array(maps, table["map"].type)), shard)
+    else:
+        place = whole.rindex(b"NUMPY") + 200
+        shard.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.warns(DamageWarning, match="damaged and dropped"):
+        assert write()(batch)["done"] == [2]
+    found = stored(tmp_path)
+    assert all(np.array_equal(found[key], expected[key]) for key in expected)
 
 
 def test_several_processes_share_the_pictures(tmp_path: Path) -> None:
@@ -152,7 +238,7 @@ def test_several_processes_share_the_pictures(tmp_path: Path) -> None:
     assert (alone.done, alone.skipped) == (0, 5)
     assert [failure.image for failure in alone.failures] == ["gone.png"]
     expected = aha.explain(aha.load_model("timm:test_resnet", pretrained=False, device="cpu"), files, "gradient")
-    assert np.allclose(stored_maps(tmp_path / "out", [str(file) for file in files]), expected.maps, atol=1e-6)
+    assert np.allclose(list(stored(tmp_path / "out").values()), expected.maps, atol=1e-6)
 
 
 def test_a_folder_of_other_work_is_refused(tmp_path: Path) -> None:

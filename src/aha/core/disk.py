@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -16,6 +17,7 @@ import torch
 
 from aha.errors import OutputError
 
+_HOST = re.sub(r"[^A-Za-z0-9]+", "-", platform.node())[:40] or "here"
 MANIFEST, JOURNAL = "manifest.json", "journal.jsonl"
 """Files by which a folder of results is known, so that its pictures are not taken for pictures to look at."""
 
@@ -43,7 +45,7 @@ def versions() -> dict[str, str]:
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Writes beside the file and moves into place, so that readers see the old file or the new one, never a part."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
             write(file)
@@ -53,10 +55,11 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 def remove_partials(folder: Path) -> None:
-    """Deletes what `write_atomically` of processes that were killed left below a folder."""
+    """Deletes what `write_atomically` of processes of this machine that were killed left below a folder."""
     for path in folder.rglob(".*.partial"):
-        number = path.name.removesuffix(".partial").rpartition(".")[2]
-        if not (number.isdecimal() and _is_running(int(number))):
+        host, _, number = path.name.removesuffix(".partial").rpartition(".")[2].rpartition("-")
+        is_elsewhere = host not in ("", _HOST)  # whether a process of another machine is running cannot be known here
+        if not is_elsewhere and not (number.isdecimal() and _is_running(int(number))):
             path.unlink(missing_ok=True)
 
 

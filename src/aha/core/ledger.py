@@ -8,6 +8,8 @@ latest counts. A line whose checksum is wrong does not count, so that its work i
 is in place before it: a process that is killed loses what it had in hand, and nothing else.
 
 Lines of earlier versions have no checksum. They are taken as they are where they stand before the first that has one.
+
+A file of one such line, written anew each time, keeps what is known of a piece of work as a whole (`write_record`).
 """
 
 from __future__ import annotations
@@ -101,6 +103,19 @@ def read_lines(path: Path) -> Iterator[tuple[int, Line | None]]:
             may_be_old = may_be_old and (line is None or line.turn == 0)
             if line is not None or content.endswith(b"\n"):
                 yield number, line
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Writes a file that is one line with its checksum."""
+    content = encode({"key": path.name, **record})
+    with writing(path.parent):
+        write_atomically(path, lambda file: file.write(content))
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """What `write_record` wrote; None where it is damaged."""
+    line = _decoded(path.read_bytes(), may_be_old=False)
+    return None if line is None else {name: value for name, value in line.record().items() if name != "key"}
 
 
 def sound_lines(paths: Iterable[Path], is_sound: IsSound | None = None) -> Iterator[Line]:
@@ -197,7 +212,7 @@ class Ledger:
     ) -> None:
         check_writable(folder)
         self.path = path
-        self._lock = _locked(path, folder, wait)
+        self._lock = locked(path, folder, wait)
         try:
             remove_partials(folder)
             _repair(path, is_sound)
@@ -248,8 +263,8 @@ class Ledger:
             self._lock.release()
 
 
-def _locked(path: Path, folder: Path, wait: float) -> FileLock:
-    """The right to write to a ledger, until it is given back or the process ends."""
+def locked(path: Path, folder: Path, wait: float) -> FileLock:
+    """The right to write to a file of a run, until it is given back or the process ends."""
     # A file of its own, since a repaired ledger is another file under the same name.
     place = folder / f".{path.stem}.lock"
     with writing(folder):

@@ -28,7 +28,8 @@ from typing import Any
 from aha.data.images import find_images
 from aha.errors import AhaError, ImageError, MissingExtra
 from aha.interop.arrow import Explain, KeepMaps
-from aha.interop.shards import Format, ShardRun, WriteShards
+from aha.interop.shards import ShardRun, WriteShards
+from aha.interop.shelf import Format
 from aha.methods import Method
 
 __all__ = ["Explain", "explain_pictures", "read_pictures", "share_out", "write_shards"]

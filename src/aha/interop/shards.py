@@ -1,42 +1,39 @@
 """Shards of explanations: one file per batch, Parquet or WebDataset, written whole or not at all.
 
     out/
-      shards.json               what the results depend on; a folder of other work is refused
+      shards.json               what all results depend on; a folder of other work is refused
       3f0c...9e.parquet         or .tar; named by the pictures in it, so that a batch done twice is there once
 
-What is finished is known by the keys in the shards. Any number of processes may write to a folder; nothing is locked.
+What is finished is known by the rows in the shards: a picture's key, and the state of all that its maps depend on, its
+content and what trained methods have learned included (`aha.interop.shelf`). A picture that has changed is explained
+again, and its former rows are taken out. A shard whose rows have not its checksum any more is dropped and made again.
+Any number of processes may write to a folder; they wait for each other only where rows are taken out.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import re
-import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-import numpy as np
-
-from aha.core.disk import check_writable, result_key, versions, write_atomically, writing
-from aha.data.datasets import BenchImage
-from aha.data.images import read_image
-from aha.errors import ImageError, OutputError, SpecError
+from aha import __version__
+from aha.api import UPSAMPLING
+from aha.core.disk import check_writable, result_key, versions, writing
+from aha.core.ledger import read_record, write_record
+from aha.data.datasets import BenchImage, content_digest
+from aha.errors import AhaError, DamageWarning, OutputError, SpecError
 from aha.files import Failure
-from aha.interop.arrow import Batch, Explain, arrow, keys_of
+from aha.interop.arrow import Batch, Explain, arrow, keys_of, labels_of, pictures_of
+from aha.interop.shelf import SUFFIXES, Format, Shelf
 from aha.learned.engine import parts_of
 from aha.methods import Method, load_method
 from aha.models import TargetModel
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-Format = Literal["parquet", "webdataset"]
 RECORD = "shards.json"
 _NO_MATTER = ("device", "batch_size")  # options that no result depends on
-SUFFIXES: dict[str, str] = {"parquet": ".parquet", "webdataset": ".tar"}
 
 
 class ShardRun:
@@ -100,12 +97,12 @@ class ShardRun:
             on_progress(len(part))
 
     def _read(self, images: Sequence[BenchImage]) -> dict[str, list[Any]]:
-        """A batch of those that are still to be explained; what cannot be read is noted."""
+        """The batch of these images; what a data set does not give is noted."""
         batch: dict[str, list[Any]] = {"key": [], "image": [], "label": []}
         for image in images:
             try:
-                picture = None if image.id in self._writer.finished else read_image(image.read())
-            except (ImageError, OSError) as error:
+                picture = image.read()  # mostly a path, whose file is opened where it is explained
+            except (AhaError, OSError, ValueError, KeyError) as error:
                 text = str(error)
                 self.failures.append(Failure(image.id, text if image.id in text else f"{image.id}: {text}"))
                 continue
@@ -129,29 +126,54 @@ class WriteShards(Explain):
         self, model: Any, methods: Any, target: Any, out: str | Path, *, form: Format = "parquet", **options: Any
     ) -> None:
         super().__init__(model, methods, target, **options)
-        self._out, self._form = Path(out), form
         # Read now: what a worker in whose place this one stands has finished is not done again.
-        self.finished = finished_keys(self._out)
-        digests = digests_of(self._out) - {self.model.digest}
-        if digests:
+        self.shelf = Shelf(Path(out), form)
+        if self.shelf.digests - {self.model.digest}:
             raise OutputError(f"{out} holds results of other weights than those of {self.model.spec}; choose another")
+        model = self.model
+        self._common = result_key(
+            __version__,
+            model.spec,
+            model.digest,
+            model.preprocessing,
+            model.class_names,
+            model.score.name,
+            model.precision,
+            *model.engine_key,
+            UPSAMPLING,
+            self.target,
+            self.maps,
+            self.seed,
+            *(method.fingerprint(model) for method in self.methods),
+        )
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """How many pictures were explained and skipped, and what was wrong with the others: columns of one row."""
-        keys = keys_of(batch)
-        left = [place for place, key in enumerate(keys) if key not in self.finished]
-        told = {"done": 0, "skipped": len(keys) - len(left), "failures": "[]"}
+        states = self._states(batch)
+        left = [place for place, (key, state) in enumerate(states) if not self.shelf.has(key, state)]
+        told = {"done": 0, "skipped": len(states) - len(left), "failures": "[]"}
         if left:
             table = super().__call__({name: [column[place] for place in left] for name, column in batch.items()})
-            rows = table.filter(arrow().compute.is_null(table["error"]))
-            failed = table.filter(arrow().compute.is_valid(table["error"]))
-            if len(rows):
-                name = result_key(*sorted(keys[place] for place in left))[:32] + SUFFIXES[self._form]
-                with writing(self._out):
-                    write_atomically(self._out / name, partial(_WRITERS[self._form], rows))
+            is_bad = arrow().compute.is_valid(table["error"])
+            failed = table.filter(is_bad)
+            self.shelf.add(table.filter(arrow().compute.invert(is_bad)), dict(states[place] for place in left))
             failures = dict(zip(failed["key"].to_pylist(), failed["error"].to_pylist(), strict=True))
             told |= {"done": len(left) - len(failures), "failures": json.dumps(list(failures.items()))}
+        self.shelf.drop_former(dict(states))
         return {name: [value] for name, value in told.items()}
+
+    def _states(self, batch: Batch) -> list[tuple[str, str]]:
+        """Each picture's key, and the state of all that its maps depend on."""
+        pictures, labels = pictures_of(batch), labels_of(batch) if self.target == "label" else None
+        digests = [_digest(picture) for picture in pictures]
+        return [
+            (key, result_key(self._common, digest, "" if labels is None else labels[place]))
+            for place, (key, digest) in enumerate(zip(keys_of(batch), digests, strict=True))
+        ]
+
+
+def _digest(picture: Any) -> str:
+    return content_digest(lambda: picture)
 
 
 def _plain(value: Any) -> Any:
@@ -166,66 +188,27 @@ def begin(out: Path, settings: Mapping[str, Any]) -> None:
     check_writable(out)
     record = out / RECORD
     wanted = json.loads(json.dumps(settings))
-    if record.is_file():
-        known = json.loads(record.read_text(encoding="utf-8"))["settings"]
+    known = _known_settings(record)
+    if known is not None:
         if known != wanted:
             differing = sorted(name for name in {*known, *wanted} if known.get(name) != wanted.get(name))
             raise OutputError(f"{out} holds results of another {', '.join(differing)}; choose another folder")
         return
-    if out.is_dir() and any(out.iterdir()):
+    if not record.is_file() and out.is_dir() and any(out.iterdir()):
         raise OutputError(f"{out} holds something else than shards; choose another folder")
-    text = json.dumps({"settings": wanted, "versions": versions()}, indent=1).encode()
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(record, lambda file: file.write(text))
+    write_record(record, {"settings": wanted, "versions": versions()})
 
 
-def finished_keys(out: Path) -> set[str]:
-    """Keys of the pictures that are in shards."""
-    found: set[str] = set()
-    for shard in sorted(out.glob("*.parquet")):
-        found.update(arrow().parquet.read_table(shard, columns=["key"])["key"].to_pylist())
-    for shard in sorted(out.glob("*.tar")):
-        found.update(entry["key"] for entry in _entries(shard))
-    return found
-
-
-def digests_of(out: Path) -> set[str]:
-    """Digests of the weights that the shards' maps are of."""
-    found = {arrow().parquet.read_schema(shard).metadata[b"digest"].decode() for shard in out.glob("*.parquet")}
-    return found | {next(_entries(shard))["digest"] for shard in out.glob("*.tar")}
-
-
-def _entries(shard: Path) -> Iterator[dict[str, Any]]:
-    with tarfile.open(shard) as tar:
-        for member in tar:
-            if member.name.endswith(".json") and (file := tar.extractfile(member)) is not None:
-                yield json.load(file)
-
-
-def _write_parquet(rows: pa.Table, file: Any) -> None:
-    arrow().parquet.write_table(rows.drop_columns(["error"]), file, compression="zstd")
-
-
-def _write_webdataset(rows: pa.Table, file: Any) -> None:
-    """A sample per map: NAME.json with the row, NAME.npy with the map."""
-    metadata = {name.decode(): value.decode() for name, value in rows.schema.metadata.items()}
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for row in rows.drop_columns(["error"]).to_pylist():
-            values, key = row.pop("map"), f"{row['key']} {row['method']} {row['target']}"
-            # Dots end a sample's name, and slashes would be folders.
-            name = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', key)[:80].strip('-')}-{result_key(key)[:8]}"
-            _add(tar, f"{name}.json", json.dumps({**row, **metadata}).encode())
-            if values is not None:
-                content = io.BytesIO()
-                np.save(content, np.asarray(values).reshape(row["height"], row["width"]), allow_pickle=False)
-                _add(tar, f"{name}.npy", content.getvalue())
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    tar.addfile(member, io.BytesIO(content))
-
-
-_WRITERS: dict[str, Callable[[Any, Any], None]] = {"parquet": _write_parquet, "webdataset": _write_webdataset}
+def _known_settings(record: Path) -> dict[str, Any] | None:
+    """What a folder says that its results depend on; None where it says nothing that can be trusted."""
+    if not record.is_file():
+        return None
+    found = read_record(record)
+    if found is None:
+        # Nothing is lost: every row has the state of all that it depends on.
+        warnings.warn(f"{record} is damaged; it is written again", DamageWarning, stacklevel=3)
+        return None
+    settings: dict[str, Any] = found["settings"]
+    return settings
