@@ -17,11 +17,14 @@ import pytest
 from PIL import Image
 
 from aha.bench.plan import Plan
+from aha.bench.race import Race
+from aha.bench.recommend import recommend
 from aha.bench.runner import BenchRun
 from aha.bench.store import read_cells, read_map
 from aha.data.datasets import find_data
 from aha.errors import AhaError, DamageWarning
 from aha.files import FileRun
+from aha.interop.shards import WriteShards, begin
 from aha.learned.settings import load_settings
 from aha.learned.training import train
 from aha.methods import load_method
@@ -30,6 +33,9 @@ from aha.results.saved_maps import find_maps
 from aha.web.store import Gone, Store
 from fakes import SIZE, TinyCNN, randomised
 from mutations import damage
+
+pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")
 
 KEY = "0123456789abcdef" * 2
 
@@ -93,6 +99,25 @@ def measured(model: TargetModel, photos: Path, out: Path) -> dict[Any, Any]:
     }
 
 
+def raced(model: TargetModel, photos: Path, out: Path) -> Any:
+    found = recommend(model, photos / "list.csv", passes=100_000, methods=["gradient", "random_map"], out=out)
+    race = Race.read(out)
+    assert race is not None
+    return race.rounds, race.out, [(s.method, s.n, s.mean, dict(s.checks)) for s in found.standings]
+
+
+def sharded(model: TargetModel, photos: Path, out: Path) -> Any:
+    """As `aha explain --shards` does it, with a model that has no name."""
+    begin(out, {"methods": ["gradient"], "seed": 0})
+    files = sorted(photos.glob("*.png"))
+    write = WriteShards(model, ["gradient"], "top1", out, maps="float32")
+    for part in (files[:2], files[2:]):
+        write({"key": [file.name for file in part], "path": [str(file) for file in part]})
+    rows = [row for shard in sorted(out.glob("*.parquet")) for row in pyarrow.parquet.read_table(shard).to_pylist()]
+    assert len({row["key"] for row in rows}) == len(rows)
+    return {row["key"]: (row["target"], row["score"], row["map"]) for row in rows}
+
+
 def trained(model: TargetModel, photos: Path, out: Path) -> Any:
     chosen = load_settings("smoke", ["steps=2", "width=16", "perturbations=2", "batch_size=2", "save_every=1"])
     found = train(model, photos / "list.csv", out, settings=chosen, resume=(out / "run.json").exists())
@@ -132,6 +157,12 @@ def states(model: TargetModel, photos: Path, tmp_path_factory: pytest.TempPathFa
         "bench": State(
             place / "bench", ("rows/*.jsonl", "plans.jsonl", "maps/*.bin"), lambda out: measured(model, photos, out)
         ),
+        "recommend": State(
+            place / "recommend",
+            ("race.json", "spent.txt", "rows/*.jsonl", "plans.jsonl"),
+            lambda out: raced(model, photos, out),
+        ),
+        "shards": State(place / "shards", ("shards.json", "*.parquet"), lambda out: sharded(model, photos, out)),
         "train": State(
             place / "train", ("run.json", "state.pt", "metrics.jsonl"), lambda out: trained(model, photos, out)
         ),
@@ -174,19 +205,21 @@ def survives(states: dict[str, tuple[State, Any]], name: str, seeds: range, tmp_
     return repaired, refused
 
 
-NAMES = ("explain", "bench", "train", "explorer")
+# Of 1000; a race is dear, since it ends with a page and a report.
+SHARES = {"explain": 200, "bench": 200, "recommend": 80, "shards": 200, "train": 120, "explorer": 200}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHARES)
 def test_a_sample_of_damage(name: str, states: dict[str, tuple[State, Any]], tmp_path: Path) -> None:
-    repaired, refused = survives(states, name, range(12), tmp_path)
-    assert repaired + refused == 12 and repaired > 0
+    count = SHARES[name] // 20
+    repaired, refused = survives(states, name, range(count), tmp_path)
+    assert repaired + refused == count and repaired > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHARES)
 def test_a_thousand_damages(name: str, states: dict[str, tuple[State, Any]], tmp_path: Path) -> None:
-    repaired, refused = survives(states, name, range(1000, 1250), tmp_path)
-    assert repaired + refused == 250
-    if name in ("explain", "bench", "explorer"):  # what can be computed again is never refused
+    repaired, refused = survives(states, name, range(1000, 1000 + SHARES[name]), tmp_path)
+    assert repaired + refused == SHARES[name]
+    if name not in ("train", "recommend"):  # what can be computed again is never refused
         assert refused == 0

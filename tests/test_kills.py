@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aha.bench.race import Race
 from aha.bench.store import read_cells
 from aha.learned.explainer import Explainer
 from command_line import MODEL, items, pictures, run
@@ -35,7 +36,7 @@ import json, os, sys
 import torch
 torch.set_num_threads(1)
 from aha.cli import app
-import aha.bench.runner, aha.bench.exports, aha.files, aha.learned.training, aha.models.sources
+import aha.bench.runner, aha.bench.exports, aha.bench.recommend, aha.files, aha.learned.training, aha.models.sources
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
@@ -117,9 +118,16 @@ def cells_of(out: Path) -> dict[str, Any]:
     return {cell["key"]: [(f["target"], f["rows"]) for f in cell["found"]] for cell in cells}
 
 
+def raced(out: Path) -> Any:
+    race = Race.read(out)
+    assert race is not None and race.finished is not None
+    return cells_of(out), race.rounds, race.out
+
+
 def commands(data: Path, times: int) -> dict[str, Command]:
     explain = ["explain", str(data), *SMALL, "--method", "gradient", "--method", "center_map", "--batch-size", "1"]
     judged = ["--method", "gradient", "--method", "random_map", "--metrics", METRIC, "--batch-size", "1"]
+    racers = [*judged[:4], "--passes", "1000000"]  # enough for all images, so that time has no say
     settings = [
         f"steps={6 * times}",
         "width=16",
@@ -158,6 +166,11 @@ def commands(data: Path, times: int) -> dict[str, Command]:
             size_of("rows/*"),
             cells_of,
         ),
+        "recommend": Command(
+            lambda out: ["recommend", "--data", str(data), *SMALL, *racers, "--batch-size", "1", "--out", str(out)],
+            size_of("rows/*"),
+            raced,
+        ),
         "train": Command(
             train, size_of("metrics.jsonl"), lambda out: Explainer.from_pretrained(out / "explainer").digest
         ),
@@ -195,15 +208,16 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AHA_CACHE", str(tmp_path / "cache"))
 
 
-NAMES = ("explain", "evaluate", "bench", "train")
+NAMES = ("explain", "evaluate", "bench", "recommend", "train")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_five_kills_each(name: str, forks: Forks, tmp_path: Path) -> None:
-    as_if_nothing_had_happened(name, 5, 24, forks, tmp_path)
+def test_twenty_kills(name: str, forks: Forks, tmp_path: Path) -> None:
+    as_if_nothing_had_happened(name, 4, 24 if name != "recommend" else 12, forks, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_hundred_kills(name: str, forks: Forks, tmp_path: Path) -> None:
-    as_if_nothing_had_happened(name, 25, 150 if name != "train" else 24, forks, tmp_path)
+    count = {"train": 24, "recommend": 60}.get(name, 120)
+    as_if_nothing_had_happened(name, 20, count, forks, tmp_path)

@@ -24,7 +24,7 @@ from aha.bench.race import RACE, Race
 from aha.bench.recommend import candidates, outlook, prepare
 from aha.bench.recommendation import recommendation
 from aha.cli import app
-from aha.errors import OutputError, SpecError
+from aha.errors import DamageWarning, OutputError, SpecError
 from aha.methods import METHODS
 from aha.methods.base import Method
 from aha.models import TargetModel, load_model
@@ -253,7 +253,7 @@ def test_what_is_no_race_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="not the folder of a race"):
         recommendation(tmp_path)
     (tmp_path / RACE).write_text("{}")
-    with pytest.raises(OutputError, match="cannot be read"):
+    with pytest.warns(DamageWarning, match="damaged"), pytest.raises(OutputError, match="not the folder of a race"):
         recommendation(tmp_path)
     with pytest.raises(SpecError, match="at least two"):
         prepare(corner_model(), str(tmp_path), passes=10, methods=["gradient"])

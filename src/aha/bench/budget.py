@@ -1,7 +1,8 @@
 """A budget of model passes or of time that cannot be overrun, and a record of what was spent that outlives the process.
 
 run/
-  spent.txt     passes and seconds so far; written before each pass, so that a killed process has paid for what it did
+  spent.txt     passes and seconds so far, and their checksum; written before each pass, so that a killed process has
+                paid for what it did
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from pathlib import Path
 
 from aha.core.disk import writing
 from aha.core.interrupts import ended_by
+from aha.core.ledger import checksum
 from aha.errors import OutputError, SpecError
 from aha.models import TargetModel
 
 SPENT = "spent.txt"
+_ENTRY = re.compile(
+    rb"((?= *\d)([ \d]{15}) ([ \d]{11}\.\d{3}))(?: ([0-9a-f]{16}))?\n"
+)  # earlier versions had no checksum
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -68,16 +73,20 @@ class Account:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(folder / SPENT, os.O_RDWR | os.O_CREAT, 0o644)
-        text = os.read(self._file, 100).decode(errors="replace").split()
-        try:
-            self.passes, self.seconds = (int(text[0]), float(text[1])) if text else (0, 0.0)
-        except (ValueError, IndexError):
-            raise OutputError(f"{folder / SPENT} is not a record of what was spent; choose another folder") from None
+        content = os.read(self._file, 100)
+        self.passes, self.seconds = 0, 0.0
+        if content:
+            found = _ENTRY.fullmatch(content)
+            if found is None or found[4] not in (None, checksum(found[1]).encode()):
+                os.close(self._file)
+                raise OutputError(f"{folder / SPENT} does not say what was spent (damaged?); choose another folder")
+            self.passes, self.seconds = int(found[2]), float(found[3])
 
     def note(self, passes: int, seconds: float) -> None:
         """Takes over new totals."""
         self.passes, self.seconds = passes, seconds
-        os.pwrite(self._file, f"{passes:>15d} {seconds:>15.3f}\n".encode(), 0)
+        entry = f"{passes:>15d} {seconds:>15.3f}".encode()
+        os.pwrite(self._file, entry + f" {checksum(entry)}\n".encode(), 0)
 
     def left(self, budget: Budget) -> tuple[float, float]:
         """Passes and seconds that a budget leaves; infinite where it says nothing."""

@@ -12,8 +12,8 @@ it is not made.
 
 from __future__ import annotations
 
-import json
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
@@ -28,9 +28,9 @@ from aha.bench.runs import Group, read_run
 from aha.bench.significance import LEVEL, paired_p
 from aha.bench.store import Store
 from aha.bench.tables import differences
-from aha.core.disk import write_atomically
+from aha.core.ledger import read_record, write_record
 from aha.data.datasets import choose
-from aha.errors import OutputError, SpecError
+from aha.errors import DamageWarning, OutputError, SpecError
 from aha.metrics import load_metric
 from aha.metrics.curves import AVERAGE, CurveMetric
 from aha.metrics.protocols import load_protocols
@@ -80,19 +80,20 @@ class Race:
     def read(cls, folder: Path) -> Race | None:
         """The race of a folder, if it holds one."""
         try:
-            content = json.loads((folder / RACE).read_text(encoding="utf-8"))
-            race = cls(**content)
-            race.rounds = [(methods, images) for methods, images in race.rounds]
+            content = read_record(folder / RACE)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError):
-            raise OutputError(f"{folder / RACE} cannot be read; choose another folder") from None
+        if content is None:
+            # All that it says follows from the rows and the account, which are guarded by themselves.
+            warnings.warn(f"{folder / RACE} is damaged; the race is decided anew", DamageWarning, stacklevel=3)
+            return None
+        race = cls(**content)
+        race.rounds = [(methods, images) for methods, images in race.rounds]
         return race
 
     def write(self, folder: Path) -> None:
         """Keeps it."""
-        content = json.dumps(asdict(self), indent=1).encode()
-        write_atomically(folder / RACE, lambda file: file.write(content))
+        write_record(folder / RACE, asdict(self))
 
     def cost(self, method: str) -> tuple[float, float]:
         """Passes and seconds for one image."""

@@ -1,7 +1,7 @@
 """Results on disk: one folder, a file set per map, one manifest; every write is whole or not at all.
 
     out/
-      manifest.json                          items, versions, model and digest, seed, settings
+      manifest.json                          items, versions, model and digest, seed, settings; checksum of all that
       journal.jsonl                          the same items as they were finished, with checksums (`aha.core.ledger`)
       cat/grad_cam_281.npz                   map (original pixels, NaN = never seen), model_map, seen
       cat/grad_cam_281_heatmap.png
@@ -148,9 +148,13 @@ class ResultFolder:
 
     def is_listed(self) -> bool:
         """Does the manifest say what there is?"""
+        if not self._items:
+            return True
         try:
-            return bool(json.loads(self.manifest.read_bytes())["items"] == self._listed()) if self._items else True
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            found = json.loads(self.manifest.read_text(encoding="utf-8"))
+            check = found.pop("checksum")
+            return bool(found["items"] == self._listed()) and check == _checksum_of(found)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return False
 
     def knows(self, image: str) -> bool:
@@ -235,7 +239,7 @@ class ResultFolder:
             "versions": versions(),
             "items": self._listed(),
         }
-        return json.dumps(manifest, indent=1).encode()
+        return json.dumps({**manifest, "checksum": _checksum_of(manifest)}, indent=1).encode()
 
     def _read(self) -> list[MapRecord]:
         """Reads what is there; returns items of an earlier version that the journal does not have."""
@@ -359,6 +363,10 @@ def _has_checksum(path: Path, check: str) -> bool:
         return checksum(path.read_bytes()) == check
     except OSError:
         return False
+
+
+def _checksum_of(manifest: Mapping[str, Any]) -> str:
+    return checksum(json.dumps(manifest).encode())
 
 
 def _packed(item: ResultItem) -> bytes:
