@@ -159,7 +159,7 @@ def states(model: TargetModel, photos: Path, tmp_path_factory: pytest.TempPathFa
         ),
         "recommend": State(
             place / "recommend",
-            ("race.json", "spent.txt", "rows/*.jsonl", "plans.jsonl"),
+            ("race.json", "spent.txt", "plans.jsonl"),
             lambda out: raced(model, photos, out),
         ),
         "shards": State(place / "shards", ("shards.json", "*.parquet"), lambda out: sharded(model, photos, out)),

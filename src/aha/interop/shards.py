@@ -128,7 +128,7 @@ class WriteShards(Explain):
         super().__init__(model, methods, target, **options)
         # Read now: what a worker in whose place this one stands has finished is not done again.
         self.shelf = Shelf(Path(out), form)
-        if self.shelf.digests - {self.model.digest}:
+        if self.shelf.has_others(self.model.digest):
             raise OutputError(f"{out} holds results of other weights than those of {self.model.spec}; choose another")
         model = self.model
         self._common = result_key(

@@ -52,10 +52,11 @@ class Shelf:
         for path in sorted(path for suffix in SUFFIXES.values() for path in folder.glob(f"*{suffix}")):
             self._look(path, ("key", "state"))
 
-    @property
-    def digests(self) -> set[str]:
-        """Of the weights that the shards' maps are of."""
-        return {shard.digest for shard in self._shards.values()}
+    def has_others(self, digest: str) -> bool:
+        """Are there maps of other weights than those with this digest?"""
+        for path in [path for path, shard in self._shards.items() if shard.digest != digest]:
+            self._look(path)  # a damaged one says nothing about weights
+        return any(shard.digest != digest for shard in self._shards.values())
 
     def has(self, key: str, state: str) -> bool:
         """Are a picture's rows there, in this state of things, and as they were written?"""
