@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--more", type=int, default=200, help="photographs for cheap methods, and for published tables")
     parser.add_argument("--searched", type=int, default=50, help="photographs for the search")
     parser.add_argument("--only", action="append", default=[], metavar="METHOD", help="these methods, on --images")
-    parser.add_argument("--metrics", default="quick")
+    parser.add_argument("--metrics", action="append", help="a protocol or metrics, in place of `quick`")
     parser.add_argument("--precision", default="float32")
     args = parser.parse_args()
     is_table = args.what in TABLES
@@ -192,7 +192,7 @@ def main() -> None:
         weights=str(args.weights),
         data=args.data,
         methods=(),
-        metrics=(args.metrics,),
+        metrics=tuple(args.metrics or ("quick",)),
         limit=args.more,
         precision=args.precision,
         batch_size=8,
