@@ -43,7 +43,7 @@ def test_every_marker_is_known(hooks: ModuleType) -> None:
 
 def test_tables_are_complete(hooks: ModuleType) -> None:
     for made, registry in ((hooks.methods(), METHODS), (hooks.metrics(), METRICS), (hooks.protocols(), PROTOCOLS)):
-        rows = re.findall(r"^\| `(\w+)` \|", made, re.MULTILINE)
+        rows = re.findall(r"^\| `([\w-]+)` \|", made, re.MULTILINE)
         assert sorted(rows) == sorted(registry)
         columns = {line.replace("\\|", "").count("|") for line in made.splitlines() if line.startswith("|")}
         assert len(columns) == 1

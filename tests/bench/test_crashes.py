@@ -171,7 +171,7 @@ def test_kill_nine_twenty_times(plan: Plan, tmp_path: Path) -> None:
         while kills < 20:
             process = server.start()
             if kills == 0:
-                wait_for(lambda: out.is_dir() and len(cells_of(out)) > 0)
+                wait_for(lambda: (out / "rows").is_dir() and len(cells_of(out)) > 0)
                 with pytest.raises(OutputError, match="another process"):
                     BenchRun(plan, out, model=tiny_model()).run()
             time.sleep(chance.uniform(0, 0.1))

@@ -53,8 +53,9 @@ def test_memory_that_runs_out_is_no_matter(module: nn.Module, images: Tensor, me
     hungry = Hungry(module, most=3)
     found = aha.explain(load_model(hungry, batch_size=8), images[:2], method).maps
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
-    assert max(hungry.batches) == 8
-    assert hungry.batches.count(8) <= 2, "the size that fitted is remembered"
+    most = max(hungry.batches)
+    assert most in (7, 8), "a chunk may hold the picture itself, whose answer is known"
+    assert hungry.batches.count(most) <= 2, "the size that fitted is remembered"
 
 
 @pytest.mark.parametrize("method", BLACK_BOX)
