@@ -15,7 +15,7 @@ import aha
 from aha.errors import ModelError, SpecError, WeightsError
 from aha.learned import library
 from aha.learned.explainer import Explainer, ExplainerWarning, default_stages
-from aha.learned.settings import Design
+from aha.learned.settings import Design, Evidence
 from aha.models import TargetModel, load_model
 from fakes import CLASSES, SIZE, TinyCNN, randomised, tiny_vit
 
@@ -94,10 +94,25 @@ def test_classes_of_one_image_share_the_encoder_pass(
     target.passes.clear()
     explanation = aha.explain(target, images, "aha", target=[[0, 1, 2]] * 4)
     assert explanation.maps.shape == (12, SIZE, SIZE)
-    assert target.passes["forward"] <= 2 * 4  # one to know the classes, one for the features
+    assert target.passes["forward"] == 4  # the pass that chooses the classes is the one that is read
     alone = [explainer.maps(target, images[:1], torch.tensor([c]))[0] for c in range(3)]
     assert torch.allclose(explanation.maps[:3], torch.stack(alone), atol=1e-4)
     assert not torch.allclose(alone[0], alone[1], atol=1e-2)
+
+
+@pytest.mark.parametrize("evidence", ["backward", "forward"])
+def test_a_map_takes_one_forward_pass_and_is_that_of_a_pass_of_its_own(
+    evidence: Evidence, target: TargetModel, images: Tensor, tmp_path: Path
+) -> None:
+    drawn = stirred(Explainer.for_target(target, Design(width=8, evidence=evidence)))
+    drawn.save_pretrained(tmp_path / "own")
+    classes = target.outputs(images).argmax(dim=1)
+    alone = drawn.calibrated(drawn.maps(target, images, classes))
+    target.passes.clear()
+    found = aha.explain(target, images, f"aha('{tmp_path / 'own'}')").maps
+    assert target.passes["forward"] == len(images)
+    assert target.passes["backward"] == (len(images) if evidence == "backward" else 0)
+    assert torch.allclose(found, alone, atol=1e-5)
 
 
 def test_the_explainer_of_a_model_is_found_by_its_weights(

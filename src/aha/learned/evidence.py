@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from aha.models import TargetModel
+from aha.models import Captures, TargetModel
 from aha.models.scores import SCORES, Score, logit
 from aha.models.tracing import Trace
 
@@ -52,12 +52,23 @@ def blocks_of_levels(blocks: int, levels: int) -> list[range]:
     return [range(first, last) for first, last in pairwise(edges)]
 
 
+def captures(target: TargetModel, size: Sequence[int], features: Sequence[int], evidence: Sequence[int]) -> Captures:
+    """The given feature stages, and what the evidence is made of, for inputs of this size (C, H, W)."""
+    if is_token_model(target, size):
+        return Captures(features=tuple(features), tokens=True, attention=True)
+    return Captures(features=tuple(sorted({*features, *evidence})))
+
+
 def traced(target: TargetModel, inputs: Tensor, features: Sequence[int], evidence: Sequence[int]) -> Trace:
-    """One forward pass that keeps the given feature stages, and what the evidence is made of."""
-    if is_token_model(target, inputs.shape[1:]):
-        return target.trace(inputs, features=features, tokens=True, attention=True, in_full_precision=False)
-    stages = sorted({*features, *evidence})
-    return target.trace(inputs, features=stages, in_full_precision=False)
+    """One forward pass that keeps them."""
+    wanted = captures(target, inputs.shape[1:], features, evidence)
+    return target.trace(
+        inputs,
+        features=wanted.features,
+        tokens=wanted.tokens,
+        attention=wanted.attention,
+        in_full_precision=False,
+    )
 
 
 def class_evidence(trace: Trace, classes: Tensor, stages: Sequence[int], score: Score) -> tuple[list[Tensor], Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -30,9 +30,17 @@ from aha.core.strict import from_json, read_json
 from aha.errors import AhaWarning, ModelError, SpecError, WeightsError
 from aha.learned.calibration import calibrated
 from aha.learned.decoder import Decoder, DecoderConfig, Given, unit_scaled
-from aha.learned.evidence import LOG_ODDS, LOGIT, class_evidence, evidence_channels, standardised_maps, traced
+from aha.learned.evidence import (
+    LOG_ODDS,
+    LOGIT,
+    captures,
+    class_evidence,
+    evidence_channels,
+    standardised_maps,
+    traced,
+)
 from aha.learned.settings import ENCODERS, Design, Evidence
-from aha.models import TargetModel, load_model, refuse_code
+from aha.models import Captures, TargetModel, load_model, refuse_code
 from aha.models.hooks import preserved_random_state
 from aha.models.tracing import Trace
 from aha.models.weights import check_weights, load_weights, state_digest
@@ -206,6 +214,13 @@ class Explainer(nn.Module):
             features, outputs = target.features(inputs, config.stages)
             return Look(target, inputs, features, answered=outputs)
         return Look(target, inputs, self._encoded(target, inputs))
+
+    def reads(self, target: TargetModel, size: Sequence[int]) -> Captures:
+        """What a look takes from the target's forward pass of inputs of this size (C, H, W)."""
+        own = self.config.stages if self.config.encoder == "target" else ()
+        if self.config.evidence == "backward":
+            return captures(target, size, own, self.config.evidence_stages)
+        return Captures(features=own)
 
     def _encoded(self, target: TargetModel, inputs: Tensor) -> list[Tensor]:
         """Features of an encoder that is not the target."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from aha.errors import SpecError
+from aha.errors import AhaError, SpecError
 from aha.learned.explainer import Explainer
 from aha.learned.library import explainer_of, load_explainer
 from aha.learned.refinement import RefinementConfig, refine, refine_until_settled
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
-from aha.models import TargetModel
+from aha.models import NOTHING, Captures, TargetModel
 
 
 @method("aha", family="learned", needs={"features"}, citation="Schinagl et al., arXiv 2604.05819 (2026)")
@@ -55,6 +56,12 @@ class AHA(Method):
         rounds = self.budget if self.refine == "auto" else self.refine
         # A forward and a backward pass of each perturbed image; the masks of one round are there at once.
         return Cost(2 + 4 * self.steps * rounds, 16 * self.steps * size[0] * size[1])
+
+    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
+        try:
+            return self._explainer(model).reads(model, size)
+        except AhaError:  # the map itself says why there is none
+            return NOTHING
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         explainer = self._explainer(model)

@@ -33,7 +33,7 @@ _DECIMALS = 6  # of an answer: beyond, it depends on the other images of its bat
 @method("search", family="perturbation", citation="this package; lazy greedy search after Minoux, 1978")
 @dataclass(frozen=True)
 class Search(Method):
-    """An order of parts that maximises the model's own Insertion minus Deletion: what is possible on an image.
+    """An order of parts that maximises the model's own Insertion minus Deletion: what is possible with these parts.
 
     Greedy from both ends: the part that adds most comes first, the one that is missed least comes last. A step asks
     again only about a window of parts, as wide as the budget allows (lazy greedy). With what is left of the budget,
