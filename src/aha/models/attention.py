@@ -9,8 +9,8 @@ No flag of the model is touched: the tap lives in PyTorch's function dispatch, f
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +31,13 @@ _MULTI_HEAD = F.multi_head_attention_forward
 
 
 class _AttentionMode(TorchFunctionMode):
-    """Meets every attention inside the block, in order: fused, of several heads, or a softmax written out by hand."""
+    """Calls these in place of every attention inside the block: fused, of several heads, or a softmax by hand."""
+
+    def __init__(
+        self, fused: Callable[..., Any], multi_head: Callable[..., Any], written_out: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__()
+        self._fused, self._multi_head, self._written_out = fused, multi_head, written_out
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -46,48 +52,25 @@ class _AttentionMode(TorchFunctionMode):
             return self._written_out(result)
         return result
 
-    @abstractmethod
-    def _fused(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    @abstractmethod
-    def _multi_head(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    @abstractmethod
-    def _written_out(self, weights: Tensor) -> Tensor: ...
-
 
 class AttentionTap(_AttentionMode):
     """Passes every attention matrix (..., T, S) computed inside the block through `on_attention`, in order."""
 
     def __init__(self, on_attention: OnAttention) -> None:
-        super().__init__()
-        self.on_attention = on_attention
-
-    def _fused(self, *args: Any, **kwargs: Any) -> Any:
-        return explicit_attention(*args, **kwargs, on_attention=self.on_attention)
-
-    def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
-        return explicit_multi_head(*args, **kwargs, on_attention=self.on_attention)
-
-    def _written_out(self, weights: Tensor) -> Tensor:
-        return self.on_attention(weights)
+        fused, several = (partial(f, on_attention=on_attention) for f in (explicit_attention, explicit_multi_head))
+        super().__init__(fused, several, on_attention)
 
 
 class AttentionSwap(_AttentionMode):
     """Calls `attend` in place of every fused attention; attention written out by hand cannot be replaced."""
 
     def __init__(self, attend: Attend) -> None:
-        super().__init__()
-        self.attend = attend
+        fused, several = (partial(f, attend=attend) for f in (other_attention, explicit_multi_head))
+        super().__init__(fused, several, _refuse)
 
-    def _fused(self, *args: Any, **kwargs: Any) -> Any:
-        return other_attention(*args, **kwargs, attend=self.attend)
 
-    def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
-        return explicit_multi_head(*args, **kwargs, attend=self.attend)
-
-    def _written_out(self, weights: Tensor) -> Tensor:
-        raise CapabilityError("its attention is written out by hand, which hides its keys and values")
+def _refuse(_weights: Tensor) -> Tensor:
+    raise CapabilityError("its attention is written out by hand, which hides its keys and values")
 
 
 def other_attention(
