@@ -159,7 +159,7 @@ def states(model: TargetModel, photos: Path, tmp_path_factory: pytest.TempPathFa
         ),
         "recommend": State(
             place / "recommend",
-            ("race.json", "spent.txt", "plans.jsonl"),
+            ("race.json", "spent.txt", "plans.jsonl", "rows/*.jsonl"),
             lambda out: raced(model, photos, out),
         ),
         "shards": State(place / "shards", ("shards.json", "*.parquet"), lambda out: sharded(model, photos, out)),
@@ -205,7 +205,7 @@ def survives(states: dict[str, tuple[State, Any]], name: str, seeds: range, tmp_
     return repaired, refused
 
 
-# Of 1000; a race is dear, since it ends with a page and a report.
+# Of 1000; a race is expensive, since it ends with a page and a report.
 SHARES = {"explain": 200, "bench": 200, "recommend": 80, "shards": 200, "train": 120, "explorer": 200}
 
 

@@ -171,6 +171,26 @@ def test_a_changed_byte_of_the_weights_is_noticed(explainer: Explainer, tmp_path
     assert "\n" not in str(caught.value)
 
 
+def test_a_save_that_is_killed_leaves_a_whole_explainer(
+    explainer: Explainer, target: TargetModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each move of a file into place, what can be read is the former explainer or the new one."""
+    other = stirred(Explainer.for_target(target, Design(stride=8, width=16), seed=9))
+    former, new = explainer.digest, other.digest
+    assert former != new
+    folder = explainer.save_pretrained(tmp_path / "e")
+    move, seen = Path.replace, []
+
+    def watched(self: Path, place: Path) -> Path:
+        seen.append(Explainer.from_pretrained(folder).digest)
+        return move(self, place)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    other.save_pretrained(folder)
+    assert seen == [former, former, former, new]
+    assert Explainer.from_pretrained(folder).digest == new
+
+
 def test_an_embedding_stands_in_where_there_is_no_linear_classifier(
     target: TargetModel, images: Tensor, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from aha.bench.significance import LEVEL, paired_p
 from aha.bench.store import Store
 from aha.bench.tables import differences
 from aha.core.ledger import read_record, write_record
-from aha.data.datasets import choose
+from aha.data.datasets import BenchImage, choose
 from aha.errors import DamageWarning, OutputError, SpecError
 from aha.metrics import load_metric
 from aha.metrics.curves import AVERAGE, CurveMetric
@@ -66,6 +67,7 @@ class Race:
         costs: method -> passes, seconds and images that they were for, judging included.
         must_be_below: seconds that a map may take.
         finished: the budget with which it came to its end.
+        cells: keys of the rows that it had then, so that one which is damaged later is missed.
     """
 
     settings: dict[str, Any]
@@ -75,6 +77,7 @@ class Race:
     costs: dict[str, list[float]] = field(default_factory=dict)
     must_be_below: float | None = None
     finished: dict[str, Any] | None = None
+    cells: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> Race | None:
@@ -149,21 +152,39 @@ class Racing:
     def run(self) -> Race:
         """Races; what is done already is not done again."""
         if self.race.finished is not None:
+            with Store(self.out) as store:
+                self._restore(store)
             return self.race
         self.check_budget()
         self.account = Account(self.out)
         try:
             with Store(self.out) as store:
                 self.bench.cells.done = store.done
-                self._go(store)
-        except BudgetSpent:
-            pass  # what was finished counts
+                with suppress(BudgetSpent):  # what was finished counts
+                    self._go(store)
+                self.race.cells = sorted(store.done.values())
         finally:
             self.account.close()
             self.race.write(self.out)
         self.race.finished = asdict(self.budget)
         self.race.write(self.out)
         return self.race
+
+    def _restore(self, store: Store) -> None:
+        """Computes rows again that a finished race has lost; they were paid for once, and cost the budget nothing."""
+        lost = set(self.race.cells).difference(store.done.values())
+        if not lost:
+            return
+        self.bench.cells.done = store.done
+        images = max(count for _, count in self.race.rounds)
+        for method in self.texts:
+            for metrics in (self.plan.metrics, CHECKS):
+                run = self._bench([method], images, metrics)
+
+                def is_lost(image: BenchImage, cells: Cells = run.cells) -> bool:
+                    return any(cells.key(image, *parts) in lost for parts in cells.missing(image))
+
+                run.feed(store, filter(is_lost, run.images), _silent)
 
     @property
     def first_passes(self) -> int:

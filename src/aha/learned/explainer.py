@@ -9,8 +9,10 @@ folder/
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -49,6 +51,8 @@ Conditioning = Literal["head", "embedding"]  # as built: "auto" is decided
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 CHECKSUM = "weights_sha256"
 """Of the config: what the file of weights must have."""
+_NEXT = "next.safetensors"
+"""New weights until the config that belongs to them is in place: a save that is killed leaves a whole explainer."""
 _LEVELS = 4
 
 
@@ -289,14 +293,15 @@ class Explainer(nn.Module):
         weights = save(state)
         config = {**asdict(self.config), CHECKSUM: hashlib.sha256(weights).hexdigest()}
         content = {
-            WEIGHTS: weights,
-            CONFIG: json.dumps(config, indent=1).encode(),
             CARD: model_card(self.config).encode(),
+            _NEXT: weights,
+            CONFIG: json.dumps(config, indent=1).encode(),
         }
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for name, data in content.items():
                 write_atomically(folder / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
+            (folder / _NEXT).replace(folder / WEIGHTS)
         return folder
 
     @classmethod
@@ -307,7 +312,7 @@ class Explainer(nn.Module):
             found = read_json(folder / CONFIG)
             expected = found.pop(CHECKSUM, None) if isinstance(found, dict) else None
             config = _read_config(found)
-            weights = _read_weights(folder / WEIGHTS, expected)
+            weights = load(_read_weights(folder, expected))
         except FileNotFoundError as error:
             raise ModelError(f"{folder} is not an explainer: it has no {Path(str(error.filename)).name}") from None
         except (SpecError, OSError, SafetensorError) as error:
@@ -409,12 +414,16 @@ def _read_config(found: Any) -> ExplainerConfig:
     return config
 
 
-def _read_weights(path: Path, expected: object) -> dict[str, Tensor]:
-    """The tensors of a file, which has the SHA-256 that is expected; explainers of earlier versions state none."""
-    content = path.read_bytes()
-    if expected is not None and hashlib.sha256(content).hexdigest() != expected:
-        raise SpecError(f"{path.name} is damaged, or not the file that {CONFIG} was saved with; get both anew")
-    return load(content)
+def _read_weights(folder: Path, expected: object) -> bytes:
+    """The file of weights that has the SHA-256 that is expected; explainers of earlier versions state none."""
+    candidates = [path for name in (WEIGHTS, _NEXT) if (path := folder / name).is_file()]
+    for path in candidates:
+        content = path.read_bytes()
+        if expected is None or hashlib.sha256(content).hexdigest() == expected:
+            return content
+    if not candidates:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / WEIGHTS))
+    raise SpecError(f"{WEIGHTS} is damaged, or not the file that {CONFIG} was saved with; get both anew")
 
 
 def _download(repository: str) -> Path:

@@ -57,7 +57,7 @@ def export_onnx(explainer: Explainer, target: TargetModel, file: str | Path) -> 
     _ = target.structure(), target.class_vectors  # found now: not part of the graph
     portable = Portable(explainer, target).eval()
     # The exporter warns of Python numbers in the graph: sizes, which are meant to be constant.
-    with writing(file), torch.no_grad(), torch.random.fork_rng(devices=[]), without_warnings():
+    with writing(file), torch.no_grad(), without_warnings():
         write_atomically(
             file,
             lambda partial: torch.onnx.export(
