@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor, nn
 
+import aha
 from aha.errors import SpecError
 from aha.methods import load_method
-from aha.methods.vit_cx import clustered_masks, complete_linkage, weighted
+from aha.methods.base import in_one_pass
+from aha.methods.vit_cx import clustered_masks, complete_linkage, cosine_distances, stretched, weighted
 from aha.models import load_model
 from fakes import CLASSES, SIZE, randomised, tiny_vit
 
@@ -90,6 +92,26 @@ def test_noise_does_not_depend_on_chunks(images: Tensor) -> None:
         model.chunks.size = size
         maps.append(load_method("vit_cx(seed=3)")(model, images[:1].double(), torch.tensor([1])))
     assert torch.allclose(*maps, atol=1e-10)
+
+
+def nearest(features: Tensor) -> float:
+    large = F.interpolate(features[None], size=(SIZE, SIZE), mode="bilinear", align_corners=False)[0]
+    distances = cosine_distances(stretched(large))
+    return float((distances + torch.eye(len(distances))).min())
+
+
+def test_clusters_do_not_follow_the_rounding_of_a_pass_that_other_methods_share(images: Tensor) -> None:
+    """Attention that is read is computed step by step, which rounds otherwise than the fused kernel."""
+    model = load_model(tiny_vit())
+    stage = model.cam_stage((SIZE, SIZE))
+    shared = model.trace(images, features=[stage], attention=True).features[stage].detach()
+    own = [model.features(image[None], [stage])[0][0][0] for image in images]
+    ends = [(nearest(ours), nearest(theirs)) for ours, theirs in zip(own, shared, strict=True)]
+    row, threshold = next((i, max(pair)) for i, pair in enumerate(ends) if pair[0] != pair[1])
+    image, methods = images[row : row + 1], [load_method("raw_attention"), load_method(f"vit_cx({threshold!r})")]
+    alone = aha.explain(model, image, methods[1], 1).maps
+    _, beside = (aha.explain(model, image, method, 1).maps for method in in_one_pass(model, image, methods))
+    assert torch.equal(beside, alone)
 
 
 def test_flat_channels_and_pixels_that_no_mask_shows() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method, runs_of_one_image, seeded_generator
 from aha.methods.cost import Cost, channels_read
-from aha.models import Captures, TargetModel
+from aha.models import TargetModel
 
 
 @method("vit_cx", family="perturbation", needs={"features"}, citation="Xie et al., IJCAI 2023")
@@ -44,9 +44,6 @@ class ViTCX(Method):
         if self.threshold < 0 or self.noise < 0:
             raise SpecError(f"vit_cx: threshold and noise must not be negative, not {self.threshold} and {self.noise}")
 
-    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
-        return Captures(features=(model.cam_stage(size),))
-
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         # At most a mask for each channel: enlarged, stretched, chosen from and normalised before any is added up.
         channels = channels_read(model)
@@ -55,9 +52,9 @@ class ViTCX(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         stage = model.cam_stage(images.shape[1:])
         maps = []
-        for rows in in_parts(
-            [*runs_of_one_image(images)]
-        ):  # one by one: clusters would follow the rounding of a larger batch
+        # One by one, each by a pass of its own (there is no `reads`): clusters would follow the rounding of a larger
+        # batch, or of a pass whose attention is read by other methods.
+        for rows in in_parts([*runs_of_one_image(images)]):
             image = images[rows][:1]
             (features,), outputs = model.features(image, [stage])
             masks = clustered_masks(
@@ -91,9 +88,14 @@ def clustered_masks(features: Tensor, size: tuple[int, int], threshold: float) -
     masks = masks[masks.flatten(1).amax(dim=1) > 0]
     if not len(masks):
         return masks.new_ones(1, *size)
-    unit = F.normalize(masks.flatten(1), dim=1)
-    groups = complete_linkage((1 - unit @ unit.T).cpu().numpy(), threshold)
+    groups = complete_linkage(cosine_distances(masks).cpu().numpy(), threshold)
     return stretched(torch.stack([masks[group].sum(dim=0) for group in groups]))
+
+
+def cosine_distances(masks: Tensor) -> Tensor:
+    """Of each mask (N, H, W) to each other, (N, N)."""
+    unit = F.normalize(masks.flatten(1), dim=1)
+    return 1 - unit @ unit.T
 
 
 def stretched(maps: Tensor) -> Tensor:
