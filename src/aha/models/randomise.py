@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -188,16 +189,7 @@ def _copy_with(model: TargetModel, drawn: dict[str, Tensor], layers: set[str], s
                 chosen |= {id(p): drawn[_join(name, own)].detach() for own, p in part.named_parameters(recurse=False)}
         # What the memo knows is not copied but taken from it.
         module = _deep_copy(model, {key: nn.Parameter(p, requires_grad=False) for key, p in chosen.items()})
-    return TargetModel(
-        module,
-        spec=spec,
-        preprocessing=model.preprocessing,
-        score=model.score,
-        output=model.output,
-        class_names=model.class_names,
-        precision=model.precision,
-        batch_size=model.chunks.size,
-    )
+    return replace(model, module=module, spec=spec, engine="eager", batch_size=model.chunks.size)
 
 
 def _deep_copy(model: TargetModel, memo: dict[int, Any]) -> nn.Module:

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -50,33 +51,28 @@ def _checked_names(names: Iterable[str]) -> tuple[str, ...]:
     return listed
 
 
+@dataclass(eq=False, repr=False)
 class RunnableModel:
     """A module with its preprocessing and its score. Calls are serialised by a lock: hooks are global to a module."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        spec: str,
-        preprocessing: Preprocessing | None,
-        score: Score,
-        output: OutputReader = None,
-        class_names: Sequence[str] | None = None,
-        precision: Precision = "float32",
-        engine: Engine = "eager",
-        batch_size: int = 32,
-    ) -> None:
-        if precision not in get_args(Precision):
-            raise ModelError(f"unknown precision {precision!r}; known: {', '.join(get_args(Precision))}")
-        self.module = unwrapped(module)
-        check_engine(engine, self.device, precision)
-        self.spec = spec
-        self.preprocessing = preprocessing
-        self.score = score
-        self.class_names = None if class_names is None else _checked_names(class_names)
-        self.precision = precision
+    module: nn.Module
+    _: KW_ONLY
+    spec: str
+    preprocessing: Preprocessing | None
+    score: Score
+    output: OutputReader = None
+    class_names: Sequence[str] | None = None
+    precision: Precision = "float32"
+    engine: Engine = "eager"  # what was asked to run passes without gradients
+    batch_size: InitVar[int] = 32
+
+    def __post_init__(self, batch_size: int) -> None:
+        if self.precision not in get_args(Precision):
+            raise ModelError(f"unknown precision {self.precision!r}; known: {', '.join(get_args(Precision))}")
+        self.module = unwrapped(self.module)
+        check_engine(self.engine, self.device, self.precision)
+        self.class_names = None if self.class_names is None else _checked_names(self.class_names)
         self.chunks = Chunks(batch_size)
-        self.output = output
         self.lock = lock_of(self.module)
         self._digest: tuple[object, str] = (None, "")  # of which versions of the weights, and the digest
         self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
@@ -85,7 +81,7 @@ class RunnableModel:
         self._num_classes: int | None = None
         self._is_probing = False
         self._is_changed = False  # rules are in force, which a copy of the module would not follow
-        self._forward_only = ForwardOnly(engine, output, score)
+        self._forward_only = ForwardOnly(self.engine, self.output, self.score)
         self._known_outputs: dict[tuple[int, ...], Tensor] | None = None  # by the image's fingerprint, while sharing
         self._local = threading.local()  # of each thread: the pass that it keeps
 
@@ -114,11 +110,6 @@ class RunnableModel:
         if self._digest[0] != versions:
             self._digest = versions, state_digest(self.module.state_dict())
         return self._digest[1]
-
-    @property
-    def engine(self) -> str:
-        """What was asked to run passes without gradients: eager, auto, compiled, onnxruntime or openvino."""
-        return self._forward_only.engine
 
     @property
     def engine_key(self) -> tuple[str, ...]:

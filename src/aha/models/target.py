@@ -21,7 +21,6 @@ from aha.errors import ModelError
 from aha.models.anatomy import Anatomy
 from aha.models.attention import AttentionTap
 from aha.models.blocks import BlockLimits, BlockStates, Step
-from aha.models.copies import Engine
 from aha.models.hooks import (
     first_tensor,
     hooked,
@@ -30,12 +29,10 @@ from aha.models.hooks import (
 )
 from aha.models.kept import KeptPass
 from aha.models.memory import is_out_of_memory
-from aha.models.outputs import OutputReader
 from aha.models.parts import Parts
 from aha.models.passes import NO_STRUCTURE, captured, features_of
-from aha.models.preprocessing import Preprocessing
 from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
-from aha.models.runnable import Precision, RunnableModel
+from aha.models.runnable import RunnableModel
 from aha.models.scores import Score
 from aha.models.structure import Structure
 from aha.models.texts import TextClassifier
@@ -49,30 +46,8 @@ class TargetModel(RunnableModel):
     knows what it is made of, `Parts` runs parts of it.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        spec: str,
-        preprocessing: Preprocessing | None,
-        score: Score,
-        output: OutputReader = None,
-        class_names: Sequence[str] | None = None,
-        precision: Precision = "float32",
-        engine: Engine = "eager",
-        batch_size: int = 32,
-    ) -> None:
-        super().__init__(
-            module,
-            spec=spec,
-            preprocessing=preprocessing,
-            score=score,
-            output=output,
-            class_names=class_names,
-            precision=precision,
-            engine=engine,
-            batch_size=batch_size,
-        )
+    def __post_init__(self, batch_size: int) -> None:
+        super().__post_init__(batch_size)
         self._anatomy = Anatomy()
         self._parts = Parts(self._anatomy)
 
