@@ -1,4 +1,4 @@
-"""Train an explainer for a model, draw maps with it in one pass, and refine them.
+"""Train an explainer for a model, draw maps with it in one look, and refine them.
 
     python examples/train_and_refine.py [FOLDER] [KEY=VALUE]...
 

@@ -21,7 +21,7 @@ from aha.models import NOTHING, Captures, TargetModel
 @method("aha", family="learned", needs={"features"}, citation="Schinagl et al., arXiv 2604.05819 (2026)")
 @dataclass(frozen=True)
 class AHA(Method):
-    """A trained explainer's map in one pass (section 3.2), refined by a few gradient steps if asked (section 3.3).
+    """A trained explainer's map in one look (section 3.2), refined by a few gradient steps if asked (section 3.3).
 
     Attributes:
         explainer: its folder, or its repository on the Hugging Face hub. Empty: the one that belongs to the model,
