@@ -42,7 +42,7 @@ IMPORTERS = {
     "matplotlib": {"drawing", "results"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "jinja2": {"results", "bench"},
+    "jinja2": {"results"},
     "accelerate": {"learned"},
     "skimage": {"perturb"},
     "onnxruntime": {"models", "learned"},

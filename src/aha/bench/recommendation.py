@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from aha.bench.examples import example_images
 from aha.bench.race import Race, faithfulness, median, own_group, ranking
@@ -23,6 +22,7 @@ from aha.errors import AhaError, OutputError
 from aha.methods import load_method
 from aha.metrics.statistics import spearman
 from aha.results.score_table import markdown_table, summarise
+from aha.results.templating import templates_of
 
 PAGE = "recommendation.html"
 METRIC_OF = {
@@ -192,7 +192,7 @@ def write_page(found: Recommendation) -> None:
         for case in example_images(run, group, top)
         if len(top) > 1
     ]
-    environment = Environment(loader=PackageLoader("aha.bench"), autoescape=True, undefined=StrictUndefined)
+    environment = templates_of("aha.bench")
     heads, rows = found.table()
     text = environment.get_template("recommendation.html").render(
         title=f"Which explanation to use for {found.model}",

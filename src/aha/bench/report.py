@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from aha.bench import exports
@@ -44,6 +43,7 @@ from aha.bench.tables import (
 )
 from aha.core.disk import versions, write_atomically, writing
 from aha.errors import OutputError
+from aha.results.templating import templates_of
 
 REPORT = "report.html"
 _MOST_REASONS = 12
@@ -148,13 +148,7 @@ def _failures(group: Group) -> list[tuple[str, str, str, int]]:
 
 
 def _page(run: Run, sections: Sequence[Section]) -> str:
-    environment = Environment(
-        loader=PackageLoader("aha.bench"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates_of("aha.bench")
     environment.filters |= {"number": _number, "seconds": _seconds, "breakable": _breakable}
     plans = [plan_of(plan["plan"]) for plan in run.plans]
     title = next((plan.title for plan in plans if plan.title), "Which explanation to trust")

@@ -15,20 +15,23 @@ from aha.cli.options import (
     MAX_SEED,
     Debug,
     Device,
+    Fit,
     Force,
+    ImageSize,
     Json,
     Limit,
     Mean,
     NoPretrained,
     On,
     Quiet,
+    Score,
     Std,
     Texts,
     Workers,
     numbers,
 )
 from aha.cli.reporting import INTERRUPTED, answer, bench_bar, print_json, reported, say_error
-from aha.cli.texts import check_place, check_texts, complete_method, complete_metric, complete_model, complete_score
+from aha.cli.texts import check_place, check_texts, complete_method, complete_metric, complete_model
 from aha.core.progress_line import duration
 
 if TYPE_CHECKING:
@@ -73,13 +76,11 @@ def bench(
         int | None, typer.Option(min=0, max=MAX_SEED, help="Seed of everything that is drawn.", show_default="0")
     ] = None,
     no_pretrained: NoPretrained = False,
-    img_size: Annotated[int | None, typer.Option(min=1, help="Side of the model input.")] = None,
+    img_size: ImageSize = None,
     mean: Mean = None,
     std: Std = None,
-    fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
-    score: Annotated[
-        str | None, typer.Option(help="What is measured, as `aha list scores` shows.", autocompletion=complete_score)
-    ] = None,
+    fit: Fit = None,
+    score: Score = None,
     precision: Annotated[
         str | None,
         typer.Option(help="float32, or bfloat16 or float16 for passes without gradients.", show_default="float32"),

@@ -15,14 +15,17 @@ from aha.cli.options import (
     Debug,
     Device,
     Engine,
+    Fit,
     Force,
     ImageSize,
     Json,
     Limit,
     Mean,
+    Model,
     NoPretrained,
     Precision,
     Quiet,
+    Score,
     Seed,
     Std,
     Texts,
@@ -30,7 +33,7 @@ from aha.cli.options import (
     numbers,
 )
 from aha.cli.reporting import INTERRUPTED, bench_bar, print_json, reported, say_error
-from aha.cli.texts import check_texts, complete_method, complete_metric, complete_model, complete_score
+from aha.cli.texts import check_texts, complete_method, complete_metric
 
 if TYPE_CHECKING:
     from aha.results.score_table import Failure, Scores
@@ -43,9 +46,7 @@ def evaluate(
         list[str],
         typer.Argument(metavar="PATH", help="Pictures, folders, CSV files with labels, masks or boxes, or data sets."),
     ],
-    model: Annotated[
-        str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model)
-    ],
+    model: Model,
     out: Annotated[Path, typer.Option(help="Folder of the run, with scores.csv and summary.csv.")],
     method: Annotated[
         list[str] | None, typer.Option(help="Repeatable; a method to measure.", autocompletion=complete_method)
@@ -62,13 +63,8 @@ def evaluate(
     img_size: ImageSize = None,
     mean: Mean = None,
     std: Std = None,
-    fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
-    score: Annotated[
-        str | None,
-        typer.Option(
-            help="What is measured, as `aha list scores` shows.", autocompletion=complete_score, show_default="its own"
-        ),
-    ] = None,
+    fit: Fit = None,
+    score: Score = None,
     limit: Limit = None,
     precision: Precision = "float32",
     engine: Engine = "eager",

@@ -14,15 +14,18 @@ from aha.cli.options import (
     Debug,
     Device,
     Engine,
+    Fit,
     Force,
     ImageSize,
     Json,
     Limit,
     Mean,
+    Model,
     NoPretrained,
     On,
     Precision,
     Quiet,
+    Score,
     Seed,
     Std,
     Texts,
@@ -32,7 +35,7 @@ from aha.cli.options import (
 )
 from aha.cli.outlook import expected_seconds
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
-from aha.cli.texts import check_place, check_texts, complete_method, complete_model, complete_score
+from aha.cli.texts import check_place, check_texts, complete_method
 from aha.errors import SpecError
 
 if TYPE_CHECKING:
@@ -48,9 +51,7 @@ def explain(
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH", help="Pictures, folders of pictures, CSV files, or data sets.")
     ],
-    model: Annotated[
-        str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model)
-    ],
+    model: Model,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -84,13 +85,8 @@ def explain(
     img_size: ImageSize = None,
     mean: Mean = None,
     std: Std = None,
-    fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
-    score: Annotated[
-        str | None,
-        typer.Option(
-            help="What is reported, as `aha list scores` shows.", autocompletion=complete_score, show_default="its own"
-        ),
-    ] = None,
+    fit: Fit = None,
+    score: Score = None,
     class_names: Annotated[Path | None, typer.Option(help="Text file with one class name per line.")] = None,
     limit: Limit = None,
     precision: Precision = "float32",

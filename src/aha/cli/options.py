@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from aha.cli.texts import complete_model, complete_score
+
 MAX_SEED = 2**32 - 1
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to stdout.")]
@@ -18,6 +20,9 @@ Device = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Most images computed at once; halved if memory runs out.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Number of images: a choice by the seed, which grows with it.")]
+Model = Annotated[
+    str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model)
+]
 Weights = Annotated[Path | None, typer.Option(help="Weights file: .safetensors, or torch:FILE.")]
 NoPretrained = Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")]
 Force = Annotated[bool, typer.Option("--force", help="Allow work that is too much for this machine.")]
@@ -33,6 +38,15 @@ Mean = Annotated[
     str | None, typer.Option(help="Mean of the normalisation, as 0.5,0.5,0.5; for models that do not say.")
 ]
 Std = Annotated[str | None, typer.Option(help="Standard deviation of the normalisation, in the same form.")]
+Fit = Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")]
+Score = Annotated[
+    str | None,
+    typer.Option(
+        help="What is explained and measured, as `aha list scores` shows.",
+        autocompletion=complete_score,
+        show_default="the model's own",
+    ),
+]
 On = Annotated[
     str | None,
     typer.Option(

@@ -10,12 +10,15 @@ import typer
 from aha.cli.options import (
     Debug,
     Device,
+    Fit,
     ImageSize,
     Json,
     Mean,
+    Model,
     NoPretrained,
     Precision,
     Quiet,
+    Score,
     Seed,
     Std,
     Texts,
@@ -23,7 +26,7 @@ from aha.cli.options import (
     numbers,
 )
 from aha.cli.reporting import INTERRUPTED, answer, print_json, reported, say_error
-from aha.cli.texts import check_texts, complete_method, complete_model, complete_score
+from aha.cli.texts import check_texts, complete_method
 from aha.core.progress_line import duration
 
 if TYPE_CHECKING:
@@ -32,9 +35,7 @@ if TYPE_CHECKING:
 
 
 def recommend(
-    model: Annotated[
-        str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model)
-    ],
+    model: Model,
     data: Annotated[str, typer.Option(help="Your images: folder, CSV, tar shards, or KIND:PLACE as in `aha bench`.")],
     out: Annotated[Path, typer.Option(help="Folder of the race; the same command continues it.")] = Path(
         "recommendation"
@@ -58,13 +59,8 @@ def recommend(
     img_size: ImageSize = None,
     mean: Mean = None,
     std: Std = None,
-    fit: Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")] = None,
-    score: Annotated[
-        str | None,
-        typer.Option(
-            help="What is measured, as `aha list scores` shows.", autocompletion=complete_score, show_default="its own"
-        ),
-    ] = None,
+    fit: Fit = None,
+    score: Score = None,
     precision: Precision = "float32",
     batch_size: Annotated[int, typer.Option(min=1, help="Most images explained at once.")] = 8,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will cost, and stop.")] = False,

@@ -9,18 +9,27 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from aha.cli.options import Debug, Device, ImageSize, Json, Mean, NoPretrained, Quiet, Std, Texts, Weights, numbers
+from aha.cli.options import (
+    Debug,
+    Device,
+    ImageSize,
+    Json,
+    Mean,
+    Model,
+    NoPretrained,
+    Quiet,
+    Score,
+    Std,
+    Texts,
+    Weights,
+    numbers,
+)
 from aha.cli.reporting import INTERRUPTED, print_json, reported, say_error, training_bar
-from aha.cli.texts import check_texts, complete_model, complete_score
+from aha.cli.texts import check_texts
 
 
 def train(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="The model to explain: SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model
-        ),
-    ],
+    model: Model,
     data: Annotated[
         Path, typer.Option(help="Images: a folder, one folder per class, a CSV (file, label), or tar shards.")
     ],
@@ -39,12 +48,7 @@ def train(
     img_size: ImageSize = None,
     mean: Mean = None,
     std: Std = None,
-    score: Annotated[
-        str | None,
-        typer.Option(
-            help="What is optimised, as `aha list scores` shows.", autocompletion=complete_score, show_default="its own"
-        ),
-    ] = None,
+    score: Score = None,
     precision: Annotated[
         str | None,
         typer.Option(help="float32, bfloat16 or float16 for the frozen networks.", show_default="bfloat16 on a GPU"),

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from aha.drawing.colours import DIVERGING, SEQUENTIAL, is_signed, lookup_table, 
 from aha.models import TargetModel
 from aha.results.cards import Card, two_digits
 from aha.results.explanation import Explanation
+from aha.results.templating import templates_of
 
 _MAX_WIDTH = 480
 _QUALITY = 84
@@ -195,13 +195,7 @@ def write(gallery: Gallery, path: Path) -> None:
 
 def page(gallery: Gallery) -> str:
     """The page as text."""
-    environment = Environment(
-        loader=PackageLoader("aha.results"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates_of("aha.results")
     return environment.get_template("gallery.html").render(
         gallery=gallery,
         versions=versions(),

@@ -1,0 +1,12 @@
+"""Pages from templates, the same way everywhere."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+
+def templates_of(package: str) -> Environment:
+    """The folder `templates` of a package: everything is escaped, and a name that is not given is an error."""
+    return Environment(
+        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
