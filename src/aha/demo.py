@@ -38,7 +38,7 @@ PHOTOGRAPHS = {
 
 METHODS = {
     "grad_cam": "Where the deepest feature maps speak for the class. Coarse and calm: the usual first look.",
-    "aha": "A small network, trained once for this model, draws what Deletion and Insertion will find, in one look at the picture.",
+    "aha": "A small network, trained once for this model, draws what Deletion and Insertion will find: one look.",
     "aha(refine=3)": "The same after three gradient steps for this picture and class: slower, and more faithful.",
     "integrated_gradients(steps=20)": "What each pixel adds to the score (red) or takes from it (blue) on the way from "
     "plain grey to the picture.",

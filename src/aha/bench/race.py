@@ -1,4 +1,4 @@
-"""A race of methods for a budget: each round judges those that are left on twice as many images (successive halving).
+"""A race of methods for a budget: each round scores those that are left on twice as many images (successive halving).
 
     run/
       race.json     rounds, what each method costs, who is out and why; so that a race goes on where it was
@@ -43,11 +43,11 @@ FAITHFULNESS = "ins_del(steps=10)"
 CHECKS = ("class_sensitivity", "stability", "randomisation")
 FIRST_IMAGES, CHECKED_IMAGES = 2, 4
 _FOR_CHECKS = 0.25  # share of the budget
-_OWN_PASSES = 1.1  # a method's own passes beside those of judging it, at least
+_OWN_PASSES = 1.1  # a method's own passes beside those of scoring it, at least
 _LEAST = 2  # methods that go on
 
 
-class Told(NamedTuple):
+class Progress(NamedTuple):
     """What a listener hears: what is being done, and what has been spent."""
 
     what: str
@@ -64,7 +64,7 @@ class Race:
         methods: all that started.
         rounds: methods and number of images of each.
         out: method -> why it left.
-        costs: method -> passes, seconds and images that they were for, judging included.
+        costs: method -> passes, seconds and images that they were for, scoring included.
         must_be_below: seconds that a map may take.
         finished: the budget with which it came to its end.
         cells: keys of the rows that it had then, so that one which is damaged later is missed.
@@ -117,13 +117,13 @@ class Racing:
         budget: Budget,
         *,
         must_be_below: float | None = None,
-        on_step: Callable[[Told], None] = lambda told: None,
+        on_step: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self.plan = replace(plan, metrics=(FAITHFULNESS,), maps="float16", optional=True)
         self.out, self.model, self.budget, self.must_be_below = out, model, budget, must_be_below
         self.bench = BenchRun(self.plan, out, model=model, share=(0, 1))
         self.texts = [str(method) for method in self.bench.work.methods]
-        self._tell, self._spent = on_step, (0, 0.0)
+        self._report, self._spent = on_step, (0, 0.0)
         self.race = self._recalled()
 
     def _recalled(self) -> Race:
@@ -145,7 +145,7 @@ class Racing:
         if known.finished is not None and not Budget(**known.finished).covers(self.budget):
             known.finished = None  # there is more to spend now
             for method, why in list(known.out.items()):
-                if why.startswith(_TOO_DEAR):
+                if why.startswith(_TOO_EXPENSIVE):
                     del known.out[method]
         return known
 
@@ -188,7 +188,7 @@ class Racing:
 
     @property
     def first_passes(self) -> int:
-        """Images through the model that judging the first round takes, whatever the methods themselves need."""
+        """Images through the model that scoring the first round takes, whatever the methods themselves need."""
         metric = load_metric(FAITHFULNESS)
         assert isinstance(metric, CurveMetric) and isinstance(metric.steps, int)
         images = min(FIRST_IMAGES, len(self.bench.images))
@@ -256,15 +256,15 @@ class Racing:
         return kept
 
     def _round(self, store: Store, methods: Sequence[str], images: int) -> bool:
-        """Judges the methods on so many images; false if the budget did not last."""
+        """Scores the methods on so many images; false if the budget did not last."""
         going = [method for method in methods if method not in self.race.out]
         has_lasted = True
         for number, method in enumerate(going):
             run = self._bench([method], images)
             is_new = images == self.race.rounds[0][1]
-            is_done = self._judge(store, run, f"{method} on {images} images", len(going) - number, _FOR_CHECKS)
+            is_done = self._score(store, run, f"{method} on {images} images", len(going) - number, _FOR_CHECKS)
             if not is_done and is_new:
-                self.race.out[method] = f"{_TOO_DEAR} ({self._spent[0]:,} passes were too few for {images} images)"
+                self.race.out[method] = f"{_TOO_EXPENSIVE} ({self._spent[0]:,} passes were too few for {images} images)"
             has_lasted = has_lasted and (is_done or is_new)
             self.race.write(self.out)
         self._drop_failed(going)
@@ -274,13 +274,13 @@ class Racing:
             store.record_plan(self._bench(done, images).record())
         return has_lasted
 
-    def _judge(self, store: Store, run: BenchRun, what: str, sharers: int, kept_back: float) -> bool:
+    def _score(self, store: Store, run: BenchRun, what: str, sharers: int, kept_back: float) -> bool:
         """What is missing of one method's run, for its share of what is left; false if that did not last."""
         wanted = [image for image in run.images if run.cells.missing(image)]
         if not wanted:
             return True
         left = self._left(kept_back)
-        self._tell(Told(what, self.account.passes, self.account.seconds))
+        self._report(Progress(what, self.account.passes, self.account.seconds))
         before = (self.account.passes, self.account.seconds)
         is_done = True
         try:
@@ -301,7 +301,7 @@ class Racing:
         reasons = {failure.method: failure.reason for failure in group.scores.failures}
         for method in methods:
             if not values.get(method) and method not in self.race.out:
-                self.race.out[method] = f"failed: {reasons.get(method, 'no image could be judged')}"
+                self.race.out[method] = f"failed: {reasons.get(method, 'no image could be scored')}"
 
     def _drop_slow(self) -> None:
         if self.must_be_below is None:
@@ -321,7 +321,7 @@ class Racing:
         for number, method in enumerate(ranked):
             run = self._bench([method], images, CHECKS)
             sharers = min(_LEAST + 1, len(ranked) - number)
-            if self._judge(store, run, f"sanity of {method}", sharers, 0.0):
+            if self._score(store, run, f"sanity of {method}", sharers, 0.0):
                 store.record_plan(run.record())
 
     # What is known
@@ -355,7 +355,7 @@ class Racing:
         return run
 
 
-_TOO_DEAR = "one share of the budget does not pay for it"
+_TOO_EXPENSIVE = "one share of the budget does not pay for it"
 
 
 def _silent(_step: Step) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from aha.bench.budget import Account, Budget, read_duration
 from aha.bench.plan import Plan
-from aha.bench.race import Race, Racing, Told
+from aha.bench.race import Progress, Race, Racing
 from aha.bench.recommendation import Recommendation, recommendation, write_page
 from aha.bench.report import write_report
 from aha.errors import AhaError, SpecError
@@ -46,7 +46,7 @@ def recommend(
     target: str = "top1",
     seed: int = 0,
     batch_size: int = 8,
-    on_step: Callable[[Told], None] = lambda told: None,
+    on_step: Callable[[Progress], None] = lambda progress: None,
 ) -> Recommendation:
     """Races methods on your own images and says which one to use.
 
@@ -107,7 +107,7 @@ def prepare(
     target: str = "top1",
     seed: int = 0,
     batch_size: int = 8,
-    on_step: Callable[[Told], None] = lambda told: None,
+    on_step: Callable[[Progress], None] = lambda progress: None,
 ) -> Racing:
     """The race of `recommend`, checked; nothing has been computed yet."""
     seconds = _seconds(budget)

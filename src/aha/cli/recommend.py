@@ -30,7 +30,7 @@ from aha.cli.texts import check_texts, complete_method
 from aha.core.progress_line import duration
 
 if TYPE_CHECKING:
-    from aha.bench.race import Told
+    from aha.bench.race import Progress
     from aha.bench.recommend import Outlook
 
 
@@ -102,7 +102,7 @@ def recommend(
             target=target,
             seed=seed,
             batch_size=batch_size,
-            on_step=(lambda told: None) if quiet or json else _say,
+            on_step=(lambda progress: None) if quiet or json else _say,
         )
         if dry_run:
             cost = outlook(racing)
@@ -119,8 +119,8 @@ def recommend(
             typer.echo(f"{found.to_markdown()}\n\npage: {found.page}\nreport: {found.report}")
 
 
-def _say(told: Told) -> None:
-    typer.echo(f"{told.passes:>9,} passes, {duration(told.seconds):>6}  {told.what}", err=True)
+def _say(progress: Progress) -> None:
+    typer.echo(f"{progress.passes:>9,} passes, {duration(progress.seconds):>6}  {progress.what}", err=True)
 
 
 def _plain(cost: Outlook) -> dict[str, Any]:
