@@ -7,15 +7,15 @@ import json
 import tempfile
 import threading
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from aha.api import UPSAMPLING
 from aha.errors import SpecError
 from aha.results.explanation import Explanation
+from aha.web.payloads import MapResult
 from aha.web.records import SEED
 from aha.web.workbench import Workbench
 
@@ -24,7 +24,7 @@ _PACKING = threading.Lock()  # one archive at a time: each holds a whole picture
 _PICTURE, _SNIPPET = "picture.png", "reproduce.py"
 
 
-def map_records(bench: Workbench, keys: Sequence[str]) -> list[dict[str, Any]]:
+def map_records(bench: Workbench, keys: Sequence[str]) -> list[MapResult]:
     """The records of maps of one picture and model.
 
     Raises:
@@ -32,15 +32,16 @@ def map_records(bench: Workbench, keys: Sequence[str]) -> list[dict[str, Any]]:
     """
     if not 1 <= len(keys) <= MOST_MAPS:
         raise SpecError(f"name 1 to {MOST_MAPS} maps")
-    records = [bench.store.get("results", key) for key in keys]
-    if any(record.get("kind") != "map" for record in records):
+    found = [bench.store.get("results", key) for key in keys]
+    records = [record for record in found if record["kind"] == "map"]
+    if len(records) < len(found):
         raise SpecError("only maps can be downloaded")
     if len({(record["picture"], record["model"]) for record in records}) > 1:
         raise SpecError("a download holds maps of one picture and one model")
     return records
 
 
-def explanation_of(bench: Workbench, record: Mapping[str, Any]) -> Explanation:
+def explanation_of(bench: Workbench, record: MapResult) -> Explanation:
     """A stored map as what `aha.explain` returned for it."""
     served = bench.model(record["model"])
     model = served.model
@@ -87,7 +88,7 @@ def snippet(bench: Workbench, keys: Sequence[str]) -> str:
     return _snippet(bench, map_records(bench, keys))
 
 
-def _snippet(bench: Workbench, records: Sequence[Mapping[str, Any]]) -> str:
+def _snippet(bench: Workbench, records: Sequence[MapResult]) -> str:
     served = bench.model(records[0]["model"])
     options = "".join(f", {name}={value!r}" for name, value in served.options.items())
     wanted = "".join(f"    ({json.dumps(record['method'])}, {record['target']}),\n" for record in records)

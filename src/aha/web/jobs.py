@@ -13,11 +13,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 from aha.errors import AhaError
+from aha.web.payloads import RefinementStep, State, Status
 
-Status = Literal["waiting", "running", "done", "failed", "cancelled"]
 Work = Callable[["Job"], None]
 
 _SECONDS_TO_END = 20.0
@@ -55,7 +54,7 @@ class Job:
     status: Status = "waiting"
     done: float | None = None
     count_images: Callable[[], int] = lambda: 0
-    parts: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[RefinementStep] = field(default_factory=list)
     error: str = ""
     asked: float = field(default_factory=time.monotonic)
     started: float | None = None
@@ -79,8 +78,8 @@ class Job:
         self.checkpoint()
         self.done = share or None  # work that has just begun may never tell more
 
-    def as_dict(self) -> dict[str, Any]:
-        """The job as JSON."""
+    def state(self, ahead: int) -> State:
+        """The job for the page, with so many others before it."""
         since = self.started or self.asked
         return {
             "key": self.key,
@@ -91,6 +90,7 @@ class Job:
             "parts": list(self.parts),
             "seconds": round((self.finished or time.monotonic()) - since, 2),
             "error": self.error,
+            "ahead": ahead,
         }
 
 

@@ -25,6 +25,7 @@ from aha.data.images import find_images, read_image
 from aha.errors import ImageError
 from aha.models import TargetModel
 from aha.models.preprocessing import Geometry
+from aha.web.payloads import PictureRecord, Window
 from aha.web.store import Store
 
 MAX_UPLOAD = 32 * 2**20
@@ -61,7 +62,7 @@ class Pictures:
         self._reader = ThreadPoolExecutor(1, "aha pictures")
         self._decoded: OrderedDict[str, Image.Image] = OrderedDict()
 
-    def add(self, content: bytes, name: str) -> dict[str, Any]:
+    def add(self, content: bytes, name: str) -> PictureRecord:
         """Takes a file's content as a picture; returns its record.
 
         Raises:
@@ -71,11 +72,11 @@ class Pictures:
         if (known := self._store.find("pictures", key)) is not None:
             return known
         width, height = self._reader.submit(self._take_in, key, content).result()
-        record = {"key": key, "name": _shown_name(name), "width": width, "height": height}
+        record: PictureRecord = {"key": key, "name": _shown_name(name), "width": width, "height": height}
         self._store.put("pictures", key, record, {"bin": content})
         return record
 
-    def add_listed(self, path: Path) -> dict[str, Any]:
+    def add_listed(self, path: Path) -> PictureRecord:
         """Takes a file that a run lists as a picture: who names the run offers its pictures, wherever they lie.
 
         One that is not where it was is looked for in the named folders, by its path and by its name.
@@ -89,14 +90,14 @@ class Pictures:
             raise ImageError(f"{path} is no longer there; start with --images FOLDER to say where its pictures are")
         return self.add(_content(found), path.name)
 
-    def open_example(self, number: int) -> dict[str, Any]:
+    def open_example(self, number: int) -> PictureRecord:
         """Takes an example as a picture."""
         if not 0 <= number < len(self.examples):
             raise ImageError(f"there is no example {number}; there are {len(self.examples)}")
         example = self.examples[number]
         return self.add(_content(_real(example)), example.path.name)
 
-    def record(self, key: str) -> dict[str, Any]:
+    def record(self, key: str) -> PictureRecord:
         """Name and size of a picture."""
         return self._store.get("pictures", key)
 
@@ -187,7 +188,7 @@ def model_view(inputs: Tensor, model: TargetModel) -> Tensor:
         return model.to_pixels(inputs)[0]
 
 
-def seen_window(geometry: Geometry) -> dict[str, float]:
+def seen_window(geometry: Geometry) -> Window:
     """The part of a picture that the model sees, in shares of its sides; beyond 0 and 1 where it is padded."""
     (height, width), (top, left, bottom, right) = geometry.original, geometry.box
     return {"top": top / height, "left": left / width, "bottom": bottom / height, "right": right / width}

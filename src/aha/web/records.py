@@ -14,13 +14,14 @@ from torch import Tensor
 from aha.drawing.colours import is_signed, scale_of
 from aha.errors import MetricError
 from aha.perturb.perturbation import rank_pixels
+from aha.web.payloads import Drawn
 from aha.web.store import Gone, Store
 
 SEED = 0
 """Of random methods and of the order among equal values; the page has no wish of its own here."""
 
 
-def map_record(values: Tensor) -> dict[str, Any]:
+def map_record(values: Tensor) -> Drawn:
     """How to draw a map (H, W): its size, and the ends of the colours with and without sign.
 
     Raises:

@@ -19,7 +19,8 @@ from aha.bench.runner import OLD_RECORD
 from aha.bench.store import ROWS
 from aha.errors import OutputError
 from aha.metrics import ARROWS, directions
-from aha.results.score_table import Row, Scores, rows_of
+from aha.results.score_table import Row, Scores, SummaryRow, rows_of
+from aha.web.payloads import RunColumn, RunImage, RunMean, RunOverview
 
 REPORT = "report.html"
 _MOST_ROWS = 1000
@@ -50,31 +51,21 @@ class Run:
         path = self.folder / REPORT
         return path if path.is_file() else None
 
-    def overview(self) -> dict[str, Any]:
+    def overview(self) -> RunOverview:
         """Methods, metrics and their means."""
         arrows = {name: ARROWS[direction] for name, direction in directions().items()}
-        summary = [
-            {
-                **row._asdict(),
-                "arrow": arrows.get(row.metric, ""),
-                "standard_error": _finite(row.standard_error),
-                "mean": _finite(row.mean),
-                "low": _finite(row.low),
-                "high": _finite(row.high),
-            }
-            for row in Scores(rows=list(self.rows), model=self.model).summary()
-        ]
+        rows = Scores(rows=list(self.rows), model=self.model).summary()
         return {
             "name": self.name,
             "model": self.model,
             "images": len({row.image for row in self.rows}),
             "methods": list(dict.fromkeys(row.method for row in self.rows)),
             "columns": self._columns(arrows),
-            "summary": summary,
+            "summary": [_mean(row, arrows.get(row.metric, "")) for row in rows],
             "has_report": self.report is not None,
         }
 
-    def _columns(self, arrows: Mapping[str, str]) -> list[dict[str, str]]:
+    def _columns(self, arrows: Mapping[str, str]) -> list[RunColumn]:
         """What was measured, apart for each protocol and reference, with a title that tells it from the others."""
         columns = dict.fromkeys((row.metric, row.protocol, row.reference) for row in self.rows)
         many = len({protocol for _, protocol, _ in columns}) > 1
@@ -90,7 +81,7 @@ class Run:
 
     def images(
         self, method: str, metric: str, reference: str | None = None, protocol: str | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[RunImage]:
         """One method's values of one metric, lowest first; those far from the others are marked.
 
         Raises:
@@ -182,6 +173,21 @@ def _row(line: dict[str, str]) -> Row:
         line["reference"],
         float(line["value"]),
     )
+
+
+def _mean(row: SummaryRow, arrow: str) -> RunMean:
+    return {
+        "method": row.method,
+        "metric": row.metric,
+        "protocol": row.protocol,
+        "reference": row.reference,
+        "mean": _finite(row.mean),
+        "standard_error": _finite(row.standard_error),
+        "low": _finite(row.low),
+        "high": _finite(row.high),
+        "n": row.n,
+        "arrow": arrow,
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from aha import __version__
 from aha.api import UPSAMPLING
@@ -12,6 +11,7 @@ from aha.errors import ModelError
 from aha.methods import Method, check_fit
 from aha.methods.aha import AHA
 from aha.models import TargetModel
+from aha.web.payloads import ScoredClass
 from aha.web.policy import allowed_method, check_budget
 
 
@@ -45,6 +45,6 @@ class Served:
         check_budget(method, self.model, self.model.stated_preprocessing().size)
         return method
 
-    def scored_class(self, index: int, score: float) -> dict[str, Any]:
+    def scored_class(self, index: int, score: float) -> ScoredClass:
         """A class for the page."""
         return {"index": index, "label": self.model.class_name(index), "score": score}

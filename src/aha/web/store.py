@@ -19,7 +19,7 @@ import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,10 @@ from numpy.typing import NDArray
 from aha.core.disk import check_writable, remove_partials, write_atomically, writing
 from aha.core.ledger import checksum
 from aha.errors import AhaError
+from aha.web.payloads import PictureRecord, Result, Session
+
+Kind = Literal["results", "pictures", "sessions"]
+Record = Result | PictureRecord | Session
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 _TRIM_EVERY = 32  # writes between two looks at the size of the folder
@@ -52,11 +56,11 @@ class Store:
         self._writes = 0
         self._lock = threading.Lock()
 
-    def put(self, kind: str, key: str, record: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> None:
+    def put(self, kind: Kind, key: str, record: Record, files: Mapping[str, bytes] | None = None) -> None:
         """Writes a record, its files first; readers see all of it or nothing."""
         path = self._path(kind, key, "json")
         sums = {suffix: checksum(content) for suffix, content in (files or {}).items()}
-        text = json.dumps({"sum": _sum(dict(record), sums), "files": sums, "record": record}).encode()
+        text = json.dumps({"sum": _sum(record, sums), "files": sums, "record": record}).encode()
         with self._lock, writing(self.folder):
             path.parent.mkdir(parents=True, exist_ok=True)
             for suffix, content in (files or {}).items():
@@ -66,12 +70,19 @@ class Store:
             if self._writes % _TRIM_EVERY == 0:
                 self._trim()
 
-    def find(self, kind: str, key: str) -> dict[str, Any] | None:
+    @overload
+    def find(self, kind: Literal["results"], key: str) -> Result | None: ...
+    @overload
+    def find(self, kind: Literal["pictures"], key: str) -> PictureRecord | None: ...
+    @overload
+    def find(self, kind: Literal["sessions"], key: str) -> Session | None: ...
+
+    def find(self, kind: Kind, key: str) -> Record | None:
         """The record under this key, if there is one; what is damaged counts as never made."""
         found = self._kept(kind, key)
         return None if found is None else found[0]
 
-    def _kept(self, kind: str, key: str) -> tuple[dict[str, Any], dict[str, str]] | None:
+    def _kept(self, kind: Kind, key: str) -> tuple[Record, dict[str, str]] | None:
         """A record, and the checksums of its files."""
         path = self._path(kind, key, "json")
         try:
@@ -84,7 +95,14 @@ class Store:
             return None
         return record, sums
 
-    def get(self, kind: str, key: str) -> dict[str, Any]:
+    @overload
+    def get(self, kind: Literal["results"], key: str) -> Result: ...
+    @overload
+    def get(self, kind: Literal["pictures"], key: str) -> PictureRecord: ...
+    @overload
+    def get(self, kind: Literal["sessions"], key: str) -> Session: ...
+
+    def get(self, kind: Kind, key: str) -> Record:
         """The record under this key.
 
         Raises:
@@ -95,7 +113,7 @@ class Store:
             raise _gone(kind, key)
         return record
 
-    def content(self, kind: str, key: str, suffix: str) -> bytes:
+    def content(self, kind: Kind, key: str, suffix: str) -> bytes:
         """A file of a record; with a damaged one goes the record, so that it is made again."""
         path, kept = self._path(kind, key, suffix), self._kept(kind, key)
         try:
@@ -118,7 +136,7 @@ class Store:
         except (KeyError, ValueError):  # a name out of a visitor's address
             raise Gone(f"result {key} has no array {name!r}") from None
 
-    def _path(self, kind: str, key: str, suffix: str) -> Path:
+    def _path(self, kind: Kind, key: str, suffix: str) -> Path:
         # The only way from a visitor's text to a file: 32 hexadecimal digits reach nothing else.
         if not _KEY.fullmatch(key):
             raise Gone(f"{key[:40]!r} is not a key")
@@ -143,9 +161,9 @@ def _write(path: Path, content: bytes) -> None:
     write_atomically(path, lambda file: file.write(content))
 
 
-def _sum(record: Mapping[str, Any], files: Mapping[str, str]) -> str:
+def _sum(record: Record, files: Mapping[str, str]) -> str:
     return checksum(json.dumps([record, files]).encode())
 
 
-def _gone(kind: str, key: str) -> Gone:
+def _gone(kind: Kind, key: str) -> Gone:
     return Gone(f"no {kind.removesuffix('s')} {key}; it was never here, or was removed to make room")

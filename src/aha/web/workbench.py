@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from aha.core.disk import result_key
 from aha.core.registry import nearest_names
@@ -13,6 +12,7 @@ from aha.methods import Method
 from aha.metrics import Sample
 from aha.web.costs import Costs
 from aha.web.jobs import Job, Jobs
+from aha.web.payloads import State
 from aha.web.pictures import Pictures
 from aha.web.served import Served
 from aha.web.store import Store
@@ -49,7 +49,7 @@ class Workbench:
 
     def ask(
         self, key: str, kind: str, served: Served, work: Callable[[Job], None], owner: str, priority: float
-    ) -> dict[str, Any]:
+    ) -> State:
         """The stored answer, or the job that finds it."""
         known = self.store.find("results", key)
         if known is not None:
@@ -61,10 +61,13 @@ class Workbench:
 
         return self.state(self.jobs.submit(key, kind, served.name, watched_work, owner=owner, priority=priority))
 
-    def state(self, job: Job) -> dict[str, Any]:
+    def state(self, job: Job) -> State:
         """A job for the page, with its result once there is one."""
         known = self.store.find("results", job.key) if job.status == "done" else None
-        return {**job.as_dict(), "ahead": self.jobs.ahead_of(job), **({"result": known} if known else {})}
+        state = job.state(self.jobs.ahead_of(job))
+        if known is not None:
+            state["result"] = known
+        return state
 
     def place_of(self, served: Served, method: Method) -> float:
         """The place of a map in the queue: between `MAPS` and the first curves, expensive ones later."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from aha.errors import SpecError, TargetError
 from aha.metrics import Case
 from aha.web.jobs import Job
+from aha.web.payloads import ChangeResult, State
 from aha.web.policy import allowed_reference
 from aha.web.questions.curves import STEPS, curve_protocol
 from aha.web.records import SEED, map_record, packed
 from aha.web.workbench import MAPS, Workbench
 
 
-def ask_change(bench: Workbench, owner: str, contrast: str, first: int, second: int, reference: str) -> dict[str, Any]:
+def ask_change(bench: Workbench, owner: str, contrast: str, first: int, second: int, reference: str) -> State:
     """The scores of two classes while the pixels that speak for the first rather than the second go.
 
     Args:
@@ -28,7 +27,7 @@ def ask_change(bench: Workbench, owner: str, contrast: str, first: int, second: 
         reference: what is shown where pixels are gone.
     """
     record = bench.store.get("results", contrast)
-    if record.get("kind") != "contrast":
+    if record["kind"] != "contrast":
         raise SpecError(f"{contrast} is not a contrast")
     compared = [one["index"] for one in record["classes"]]
     if first == second or not {first, second} <= set(compared):
@@ -48,7 +47,7 @@ def ask_change(bench: Workbench, owner: str, contrast: str, first: int, second: 
         scores = torch.stack([target.score(curve.outputs, one.expand(len(curve.outputs))) for one in pair])  # (2, S)
         best = curve.outputs.argmax(dim=1)
         place = _overtaken(scores)
-        found = {
+        found: ChangeResult = {
             "kind": "change",
             "key": key,
             "picture": record["picture"],

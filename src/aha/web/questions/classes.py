@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aha.data.targets import top_classes
 from aha.web.jobs import Job
+from aha.web.payloads import State
 from aha.web.workbench import QUICK, Workbench
 
 TOP = 10
 
 
-def ask_classes(bench: Workbench, owner: str, picture: str, model: str) -> dict[str, Any]:
+def ask_classes(bench: Workbench, owner: str, picture: str, model: str) -> State:
     """The model's best classes."""
     served = bench.model(model)
     bench.pictures.record(picture)

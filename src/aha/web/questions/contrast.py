@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -12,13 +11,12 @@ from aha.drawing.colours import class_colours
 from aha.errors import TargetError
 from aha.methods.var import Var
 from aha.web.jobs import Job
+from aha.web.payloads import ContrastResult, State
 from aha.web.records import SEED, packed, unit_of
 from aha.web.workbench import MOST_CLASSES, Workbench
 
 
-def ask_contrast(
-    bench: Workbench, owner: str, picture: str, model: str, method: str, classes: Sequence[int]
-) -> dict[str, Any]:
+def ask_contrast(bench: Workbench, owner: str, picture: str, model: str, method: str, classes: Sequence[int]) -> State:
     """How several classes share the picture (VAR); the first of them is the one that is explained."""
     served = bench.model(model)
     inner = served.method(method)
@@ -39,7 +37,7 @@ def ask_contrast(
         indices = torch.tensor(found.classes)
         scores = served.model.score(outputs.expand(len(indices), -1), indices)
         arrays = {"maps": found.maps.numpy(), "shares": found.shares.numpy(), "won": won.numpy()}
-        record = {
+        record: ContrastResult = {
             "kind": "contrast",
             "picture": picture,
             "model": model,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from aha.perturb.perturbation import step_counts
 from aha.perturb.references import Black, Blur, Mean, Reference
 from aha.results.cards import Curves, average_curves, reference_curves
 from aha.web.jobs import Job
+from aha.web.payloads import CurvesOfReference, CurvesResult, MapResult, State
 from aha.web.policy import allowed_reference
 from aha.web.questions.maps import known_map
 from aha.web.records import SEED
@@ -29,9 +29,7 @@ MOST_REFERENCES = 4
 STANDARD = (Black(), Mean(), Blur())
 
 
-def ask_curves(
-    bench: Workbench, owner: str, key_of_map: str, references: Sequence[str], steps: int = STEPS
-) -> dict[str, Any]:
+def ask_curves(bench: Workbench, owner: str, key_of_map: str, references: Sequence[str], steps: int = STEPS) -> State:
     """Deletion and insertion curves of a map that was made before."""
     record = known_map(bench, key_of_map)
     served = bench.model(record["model"])
@@ -50,7 +48,7 @@ def ask_curves(
 def put_curves(
     bench: Workbench,
     key_of_map: str,
-    record: Mapping[str, Any],
+    record: MapResult,
     sample: Sample,
     values: Tensor,
     protocol: InsDel,
@@ -61,7 +59,7 @@ def put_curves(
     case = Case(sample, record["target"], values.to(chosen.device), record["method"], seed=SEED)
     found = _sharpened(bench, case, key_of_map, protocol)
     found[AVERAGE] = average_curves(list(found.values()))
-    curves = {
+    curves: CurvesResult = {
         "kind": "curves",
         "key": key,
         "map": key_of_map,
@@ -94,7 +92,7 @@ def _coarse(bench: Workbench, key_of_map: str, protocol: InsDel) -> dict[str, Cu
         for references in (STANDARD, (reference,)):
             key = _curves_key(key_of_map, replace(protocol, steps=COARSE_STEPS, references=references))
             record = bench.store.find("results", key)
-            if record is not None and str(reference) in record["references"]:
+            if record is not None and record["kind"] == "curves" and str(reference) in record["references"]:
                 found[str(reference)] = _curves_from_dict(record["references"][str(reference)])
     return found if len(found) == len(protocol.references) else {}
 
@@ -112,9 +110,14 @@ def curve_protocol(references: Sequence[Reference], steps: int) -> InsDel:
     return InsDel(steps=steps, references=tuple(references))
 
 
-def _curves_from_dict(values: Mapping[str, Any]) -> Curves:
-    return Curves(*(tuple(values[name]) for name in ("fractions", "deletion", "insertion")))
+def _curves_from_dict(values: CurvesOfReference) -> Curves:
+    return Curves(tuple(values["fractions"]), tuple(values["deletion"]), tuple(values["insertion"]))
 
 
-def _curves_as_dict(curves: Curves) -> dict[str, Any]:
-    return {**asdict(curves), "ins_del": curves.ins_del}
+def _curves_as_dict(curves: Curves) -> CurvesOfReference:
+    return {
+        "fractions": curves.fractions,
+        "deletion": curves.deletion,
+        "insertion": curves.insertion,
+        "ins_del": curves.ins_del,
+    }

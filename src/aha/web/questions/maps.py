@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from aha.api import explain
 from aha.errors import AhaError, SpecError
 from aha.methods import Method
 from aha.web.jobs import Job
+from aha.web.payloads import MapResult, MethodRefusal, MethodState, SeveralMaps, State
 from aha.web.records import SEED, map_record, packed
 from aha.web.served import Served
 from aha.web.workbench import Workbench
@@ -18,7 +18,7 @@ from aha.web.workbench import Workbench
 MOST_METHODS = 12
 
 
-def ask_map(bench: Workbench, owner: str, picture: str, model: str, method: str, target: int) -> dict[str, Any]:
+def ask_map(bench: Workbench, owner: str, picture: str, model: str, method: str, target: int) -> State:
     """One method's map for one class."""
     served = bench.model(model)
     chosen = served.method(method)
@@ -38,25 +38,25 @@ def ask_map(bench: Workbench, owner: str, picture: str, model: str, method: str,
 
 def ask_maps(
     bench: Workbench, owner: str, picture: str, model: str, methods: Sequence[str], target: int
-) -> dict[str, Any]:
+) -> SeveralMaps:
     """Several methods' maps, cheap ones first; one answer for each, in their order: a state, or why not."""
     if not 1 <= len(methods) <= MOST_METHODS:
         raise SpecError(f"name 1 to {MOST_METHODS} methods")
     served = bench.model(model)
     bench.check(picture, served, [target])
-    answers: dict[str, dict[str, Any]] = {}
+    answers: dict[str, MethodState | MethodRefusal] = {}
     costs: dict[str, int] = {}
     for text in methods:
         try:
             costs[text] = bench.costs.of(served, served.method(text))
         except AhaError as error:
-            answers[text] = _refusal(error)
+            answers[text] = _refusal(text, error)
     for text in sorted(costs, key=costs.__getitem__):  # the worker takes the first of them at once
         try:
-            answers[text] = ask_map(bench, owner, picture, model, text, target)
+            answers[text] = {"method": text, **ask_map(bench, owner, picture, model, text, target)}
         except AhaError as error:
-            answers[text] = _refusal(error)
-    return {"status": "done", "answers": [{"method": text, **answers[text]} for text in methods]}
+            answers[text] = _refusal(text, error)
+    return {"status": "done", "answers": [answers[text] for text in methods]}
 
 
 def put_map(
@@ -72,7 +72,7 @@ def put_map(
 ) -> str:
     """Keeps a map; its key."""
     key = map_key(bench, served, picture, method, target)
-    record = {
+    record: MapResult = {
         "kind": "map",
         "key": key,
         "picture": picture,
@@ -88,10 +88,10 @@ def put_map(
     return key
 
 
-def known_map(bench: Workbench, key: str) -> dict[str, Any]:
+def known_map(bench: Workbench, key: str) -> MapResult:
     """The record of a map that was made before."""
     record = bench.store.get("results", key)
-    if record.get("kind") != "map":
+    if record["kind"] != "map":
         raise SpecError(f"{key} is not a map")
     return record
 
@@ -102,5 +102,5 @@ def map_key(bench: Workbench, served: Served, picture: str, method: Method, targ
     return bench.key_of(served, "map", picture, method.fingerprint(served.model), target, SEED)
 
 
-def _refusal(error: AhaError) -> dict[str, Any]:
-    return {"error": " ".join(str(error).split())}
+def _refusal(method: str, error: AhaError) -> MethodRefusal:
+    return {"method": method, "error": " ".join(str(error).split())}

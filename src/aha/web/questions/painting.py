@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from aha.data.targets import top_classes
 from aha.errors import SpecError
 from aha.perturb.perturbation import blend
 from aha.web.jobs import Job
+from aha.web.payloads import State
 from aha.web.policy import allowed_reference
 from aha.web.workbench import MOST_CLASSES, QUICK, Workbench
 
@@ -32,7 +32,7 @@ def ask_painted(
     bits: str,
     reference: str,
     classes: Sequence[int],
-) -> dict[str, Any]:
+) -> State:
     """Scores of the named classes, and the best ones, when the marked cells of a grid show the reference instead.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from aha.learned.library import explainer_of, load_explainer
 from aha.learned.refinement import refined_maps
 from aha.methods.aha import AHA
 from aha.web.jobs import Job
+from aha.web.payloads import RefinementResult, State
 from aha.web.policy import allowed_reference
 from aha.web.questions.curves import STEPS, curve_protocol, put_curves
 from aha.web.questions.maps import known_map, put_map
@@ -24,7 +24,7 @@ ROUNDS = 5
 
 def ask_refinement(
     bench: Workbench, owner: str, picture: str, model: str, target: int, rounds: int = ROUNDS, explainer: str = ""
-) -> dict[str, Any]:
+) -> State:
     """AHA's maps after 0, 1, ..., `rounds` gradient steps, each with its curves; they are kept as ordinary maps."""
     served = bench.model(model)
     bench.check(picture, served, [target])
@@ -52,7 +52,13 @@ def ask_refinement(
             own = put_map(bench, served, picture, method, target, values, score=score, seconds=seconds)
             curves = put_curves(bench, own, known_map(bench, own), sample, values, protocol)
             job.parts.append({"step": step, "map": own, "curves": curves, "loss": float(losses[0])})
-        record = {"kind": "refinement", "picture": picture, "model": model, "target": target, "steps": job.parts}
+        record: RefinementResult = {
+            "kind": "refinement",
+            "picture": picture,
+            "model": model,
+            "target": target,
+            "steps": job.parts,
+        }
         bench.store.put("results", key, record)
 
     return bench.ask(key, f"refinement of {base}", served, work, owner, bench.place_of(served, base))

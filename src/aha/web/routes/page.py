@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +15,7 @@ from aha.drawing.colours import lookup_table
 from aha.methods import METHODS, list_methods
 from aha.methods.var import Var
 from aha.web import pictures as limits
+from aha.web.payloads import About, MethodAbout, ModelAbout
 from aha.web.policy import REFERENCES
 from aha.web.questions.curves import COARSE_STEPS, STEPS
 from aha.web.questions.refinement import ROUNDS
@@ -66,7 +66,7 @@ def page_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
     ]
 
 
-def _about(bench: Workbench, runs: Sequence[Run]) -> dict[str, Any]:
+def _about(bench: Workbench, runs: Sequence[Run]) -> About:
     return {
         "version": __version__,
         "models": [_describe(served) for served in bench.served.values()],
@@ -82,19 +82,13 @@ def _about(bench: Workbench, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _describe(served: Served) -> dict[str, Any]:
+def _describe(served: Served) -> ModelAbout:
     """A model for the page: what it is, and the methods that fit it."""
     model = served.model
     height, width = model.stated_preprocessing().size
-    methods = [
-        {"text": name, "family": METHODS[name].family, "summary": first_line(METHODS[name])}
-        for name in list_methods(model)
-        if name not in ("aha", Var.name)
-    ]
-    wrapped = [{"text": "smooth(gradient)", "family": "wrapper", "summary": first_line(METHODS["smooth"])}]
-    learned = [
-        {"text": str(one), "family": one.family, "summary": first_line(METHODS["aha"])} for one in served.explainers
-    ]
+    methods = [_method(name, name) for name in list_methods(model) if name not in ("aha", Var.name)]
+    wrapped = [_method("smooth(gradient)", "smooth")]
+    learned = [_method(str(one), "aha") for one in served.explainers]
     known = {method["text"] for method in methods}
     suggested = [text for text in SUGGESTED if text.partition("(")[0] in known]
     return {
@@ -109,3 +103,7 @@ def _describe(served: Served) -> dict[str, Any]:
         "suggested": [*(one["text"] for one in learned[:1]), *suggested],
         "explainers": [one.explainer for one in served.explainers],
     }
+
+
+def _method(text: str, name: str) -> MethodAbout:
+    return {"text": text, "family": METHODS[name].family, "summary": first_line(METHODS[name])}

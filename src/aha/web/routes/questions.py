@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from aha.core.registry import nearest_names
+from aha.web.payloads import ClassSearch, NamedClass, SeveralMaps, State
 from aha.web.questions.change import ask_change
 from aha.web.questions.classes import ask_classes
 from aha.web.questions.contrast import ask_contrast
@@ -33,7 +34,8 @@ def question_routes(bench: Workbench) -> list[Route]:
     def find_classes(request: Request) -> Response:
         served = bench.model(request.query_params.get("model", ""))
         search = request.query_params.get("search", "")[:100]
-        return answer({"classes": _matching(served, search), "near": _near(served, search)})
+        found: ClassSearch = {"classes": _matching(served, search), "near": _near(served, search)}
+        return answer(found)
 
     return [
         Route("/api/classes", find_classes, methods=["GET"]),
@@ -100,7 +102,7 @@ def _subject(fields: Fields) -> tuple[str, str]:
     return fields.take("picture", str), fields.take("model", str)
 
 
-def _answered_soon(bench: Workbench, ask: Callable[..., dict[str, Any]], *values: Any) -> dict[str, Any]:
+def _answered_soon(bench: Workbench, ask: Callable[..., State], *values: Any) -> State:
     """The answer itself if it comes within a moment: what follows a brush must not wait for a second request."""
     state = ask(*values)
     if state["status"] == "done":
@@ -109,7 +111,7 @@ def _answered_soon(bench: Workbench, ask: Callable[..., dict[str, Any]], *values
     return state if job is None else bench.state(job)
 
 
-def _question(path: str, ask: Callable[..., dict[str, Any]], taken: Callable[[Fields], tuple[Any, ...]]) -> Route:
+def _question(path: str, ask: Callable[..., State | SeveralMaps], taken: Callable[[Fields], tuple[Any, ...]]) -> Route:
     """Reads the fields in the order in which `ask` wants them, after the name of the visitor."""
 
     async def asked(request: Request) -> Response:
@@ -128,7 +130,7 @@ def _near(served: Served, search: str) -> list[str]:
     return [] if _matching(served, search) else nearest_names(search, names)
 
 
-def _matching(served: Served, search: str) -> list[dict[str, Any]]:
+def _matching(served: Served, search: str) -> list[NamedClass]:
     """Classes whose name or number fits a text, names that begin with it first."""
     model, wanted = served.model, search.strip().lower()
     if wanted.isascii() and wanted.isdigit() and len(wanted) < 8 and int(wanted) < model.num_classes:

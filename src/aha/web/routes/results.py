@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from aha.web.payloads import State
 from aha.web.records import served_array
 from aha.web.requests import Refused, answer, binary, owner_of
 from aha.web.workbench import Workbench
@@ -21,7 +22,8 @@ def result_routes(bench: Workbench) -> list[Route]:
         if found is not None:
             return answer(bench.state(found))
         # Of an earlier life of the server, perhaps.
-        return answer({"key": key, "status": "done", "result": bench.store.get("results", key)})
+        known: State = {"key": key, "status": "done", "result": bench.store.get("results", key)}
+        return answer(known)
 
     def cancel(request: Request) -> Response:
         """Takes a wish back."""
