@@ -2,9 +2,10 @@
 
     python benchmarks/study_pages.py RUNS --out docs/results
 
-RUNS has one folder for each run: `resnet18`, `efficientnet_lite0`, `vit_tiny`, `clip_vit_b16`; the published tables
+Every run is a folder of RUNS: `resnet18`, `efficientnet_lite0`, `vit_tiny`, `clip_vit_b16`; the published tables
 `caap-table14` and `mda-table5`; and, for the papers' page, `mosaics-MODEL` (metrics `grid` and `var`) and
-`randomised-MODEL` (metric `randomisation`). What has no run keeps what the pages said before, marked as such.
+`randomised-MODEL` (metric `randomisation`). Methods and pages without a run keep what was said of them before, marked
+as such.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from study_papers import papers_page
-from study_results import BASE, NAMES, SUMMARY, Result, former_results, markdown, results_of
+from study_results import BASE, FORMER_PROTOCOL, NAMES, SUMMARY, Result, former_results, joined, markdown, results_of
 
 from aha.bench import read_run
 
@@ -32,6 +33,17 @@ COLOURS = {
     "baseline": "#8c8c8c",
     "wrapper": "#33a6a6",
 }
+
+
+def tables(results: list[Result]) -> str:
+    """One for each protocol: values of different ones are not compared."""
+    parts = []
+    for protocol in dict.fromkeys(result.protocol for result in sorted(results, key=lambda r: -r.n)):
+        own = [result for result in results if result.protocol == protocol]
+        least, most = (pick(r.n for r in own) for pick in (min, max))
+        small = "An earlier, smaller study: " if protocol == FORMER_PROTOCOL else ""
+        parts.append(f"{small}protocol {protocol}, {least} to {most} photographs.\n\n{table(own)}")
+    return "\n".join(parts)
 
 
 def table(results: list[Result]) -> str:
@@ -107,20 +119,15 @@ def main() -> None:
     args = parser.parse_args()
     present = {NAMES[place.name]: read_run(place) for place in sorted(args.runs.iterdir()) if place.name in NAMES}
     fresh = {name: results_of(name, found.group("top1")) for name, found in present.items()}
-    former = {name: own for name, own in former_results(args.out / SUMMARY).items() if name not in fresh}
-    by_model = {name: (fresh | former)[name] for name in NAMES.values() if name in fresh or name in former}
+    former = former_results(args.out / SUMMARY)
+    known = {name: joined(fresh.get(name, []), former.get(name, [])) for name in NAMES.values()}
+    by_model = {name: results for name, results in known.items() if results}
     args.out.mkdir(parents=True, exist_ok=True)
     write_summary(args.out / SUMMARY, by_model)
-    parts = [f"## {name}\n\n{_remark(name, own, former)}{table(own)}" for name, own in by_model.items()]
+    parts = [f"## {name}\n\n{tables(own)}" for name, own in by_model.items()]
     (args.out / "tables.md").write_text("# All numbers\n\n" + "\n".join(parts), encoding="utf-8")
     figure(by_model, args.out / "quality_over_cost.svg")
-    (args.out / "papers.md").write_text(papers_page(args.runs, args.out / "papers.md"), encoding="utf-8")
-
-
-def _remark(name: str, results: list[Result], former: dict[str, list[Result]]) -> str:
-    least, most = (pick(r.n for r in results) for pick in (min, max))
-    small = "An earlier, smaller study: " if name in former else ""
-    return f"{small}protocol {results[0].protocol}, {least} to {most} photographs.\n\n"
+    (args.out / "papers.md").write_text(papers_page(args.runs, args.out / "papers.md", by_model), encoding="utf-8")
 
 
 def write_summary(file: Path, by_model: dict[str, list[Result]]) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from study_results import BASE, NAMES, Result, markdown, results_of
+from study_results import BASE, NAMES, Result, markdown
 
 from aha.bench import read_run
 from aha.bench.papers import printed_beside, printed_values
@@ -69,11 +69,11 @@ def namesake(method: str) -> str:
     return "aha(refine=3)" if method.startswith("aha(refine=3") else method.partition("(")[0]
 
 
-def faithfulness(name: str, group: Group) -> str:
+def faithfulness(name: str, results: Sequence[Result]) -> str:
     """Ins-Del here and in the papers, and how far the orders agree."""
-    columns = VIT if "vit" in group.model else CNN
+    columns = VIT if "ViT" in name else CNN
     printed = {column: column.values() for column in columns}
-    ours = {namesake(r.method): r for r in results_of(name, group) if not r.method.startswith(("var(", "smooth("))}
+    ours = {namesake(r.method): r for r in results if not r.method.startswith(("var(", "smooth("))}
     shown = [method for method in ours if any(method in values for values in printed.values())]
     rows = [
         [
@@ -195,13 +195,12 @@ def same_network(name: str, group: Group) -> str:
 Section = Callable[[str, Group], str]
 
 
-def papers_page(runs: Path, former: Path) -> str:
+def papers_page(runs: Path, former: Path, by_model: dict[str, list[Result]]) -> str:
     """The page; a section without runs keeps what the former page said."""
     kept = former_sections(former)
     models = [(name, runs / place, "top1") for place, name in NAMES.items()]
     groups: tuple[tuple[str, Section, list[tuple[str, Path, str]]], ...] = (
         ("The same network", same_network, [(name, runs / name, "top1") for name in PAPER_TABLES]),
-        ("Deletion and Insertion", faithfulness, models),
         ("MDA's protocol", mda_protocol, models),
         ("Mosaics, without and with VAR", mosaics, [(n, runs / f"mosaics-{p}", "grid") for p, n in NAMES.items()]),
         (
@@ -211,6 +210,8 @@ def papers_page(runs: Path, former: Path) -> str:
         ),
     )
     parts = [f"# Where the papers hold\n\n{INTRODUCTION}\n"]
+    compared = "\n".join(faithfulness(name, results) for name, results in by_model.items())
+    parts.append(f"## Deletion and Insertion\n\n{compared}")
     for title, section, places in groups:
         made = {name: section(name, read_run(place).group(asked)) for name, place, asked in places if place.is_dir()}
         old = {name: text for name, text in kept.get(title, {}).items() if not made.get(name.partition(" (")[0])}

@@ -23,6 +23,7 @@ NAMES = {
     "clip_vit_b16": "CLIP ViT-B/16",
 }
 BASE = "grad_cam"
+FORMER_PROTOCOL = "ins_del in 4 or 8 steps"
 SUMMARY = "scores_summary.csv"
 
 
@@ -50,7 +51,7 @@ class Result:
     headroom: float = math.nan
     worst_tenth: float = math.nan
     oracle: str = ""
-    protocol: str = "ins_del in 4 or 8 steps"
+    protocol: str = FORMER_PROTOCOL
 
 
 def results_of(name: str, group: Group) -> list[Result]:
@@ -85,6 +86,17 @@ def results_of(name: str, group: Group) -> list[Result]:
             )
         )
     return sorted(found, key=lambda result: -result.gap)
+
+
+def joined(fresh: Sequence[Result], former: Sequence[Result]) -> list[Result]:
+    """All that is known of a model, the best first: former results of methods that were not measured since.
+
+    Gaps to Grad-CAM on common images can be compared across protocols, where the values themselves cannot. Explainers
+    have been trained anew, so that former results of AHA are those of nothing that exists.
+    """
+    measured = {result.method for result in fresh}
+    kept = [r for r in former if r.method not in measured and not (fresh and "aha" in r.method)]
+    return sorted([*fresh, *kept], key=lambda result: -result.gap)
 
 
 def former_results(file: Path) -> dict[str, list[Result]]:

@@ -21,6 +21,9 @@ if not BENCHMARKS.is_dir():
 FORMER = (
     "model,method,family,n,deletion,insertion,ins_del,ins_del_se,gap,gap_se,seconds,forward,backward\n"
     "CLIP ViT-B/16,grad_cam,cam,24,0.09,0.27,0.18,0.03,0.0,0.0,0.8,1.0,1.0\n"
+    "ResNet-18,grad_cam,cam,24,0.09,0.27,0.18,0.03,0.0,0.0,0.8,1.0,1.0\n"
+    "ResNet-18,lrp,gradient,24,0.07,0.26,0.19,0.03,-5.0,0.1,0.8,1.0,1.0\n"
+    "ResNet-18,var(aha),wrapper,24,0.07,0.26,0.19,0.03,-6.0,0.1,0.8,1.0,1.0\n"
 )
 
 
@@ -40,7 +43,8 @@ def test_the_pages_are_made_by_one_command(plan: Plan, tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, str(BENCHMARKS / "study_pages.py"), str(runs), "--out", str(out)], check=True)
     rows = list(csv.DictReader((out / "scores_summary.csv").read_text().splitlines()))
-    assert [row["model"] for row in rows] == ["ResNet-18"] * 3 + ["CLIP ViT-B/16"]
+    assert [row["model"] for row in rows] == ["ResNet-18"] * 4 + ["CLIP ViT-B/16"]
+    assert rows[3]["method"] == "lrp", "measured before, and not since"
     measured = {row["method"]: row for row in rows if row["model"] == "ResNet-18"}
     assert measured["grad_cam"]["oracle"] == search and measured["grad_cam"]["headroom"]
     tables = (out / "tables.md").read_text()
