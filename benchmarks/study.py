@@ -88,7 +88,14 @@ SLOW = (
     "shapley_sampling",
 )
 SLOW_CNN, SLOW_VIT = ("score_cam",), ("vit_cx", "tis(masks=128)")
-SEARCHED = ("search(parts=slic(n=50), budget=1000)", "random_map", "grad_cam", "aha", "aha(refine=3)", "mda(grid=7)")
+SEARCHED = (
+    "search(levels=4, budget=1500, guide=aha(refine=3))",
+    "random_map",
+    "grad_cam",
+    "aha",
+    "aha(refine=3)",
+    "mda(grid=7)",
+)
 
 
 @dataclass(frozen=True)

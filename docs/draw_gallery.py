@@ -59,7 +59,7 @@ TEXTS = {
     "mda": ("mda(grid=7, screen=4)",),
     "occlusion": ("occlusion(window=32, stride=16)",),
     "rise": ("rise(n=400)",),
-    "search": ("search(budget=300)",),
+    "search": ("search(levels=4, budget=1000)",),
     "shapley_sampling": ("shapley_sampling(orders=6)",),
     "smooth": ("smooth(gradient)",),
     "var": ("var(grad_cam)",),

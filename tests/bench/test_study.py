@@ -29,7 +29,7 @@ FORMER = (
 
 def test_the_pages_are_made_by_one_command(plan: Plan, tmp_path: Path) -> None:
     runs, out = tmp_path / "runs", tmp_path / "pages"
-    search = "search(parts=patches(grid=3), budget=130)"
+    search = "search(parts=patches(grid=3), budget=200)"
     metrics = tuple(f"{name}(steps=3)" for name in ("deletion", "insertion", "ins_del"))
     study = replace(plan, methods=("grad_cam", "random_map", "aha", search), metrics=metrics, optional=True)
     run(study, runs / "resnet18", model=tiny_model())

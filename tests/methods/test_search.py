@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import aha
 from aha.core.progress import heard_by
@@ -14,7 +14,7 @@ from aha.errors import SpecError
 from aha.methods import load_method
 from aha.methods.machinery.order_search import OrderSearch
 from aha.methods.machinery.part_orders import PartGame, chain_of
-from aha.methods.search import Search, as_map, starting_guide
+from aha.methods.search import Search, as_map, divided, starting_guide
 from aha.metrics import Case, Sample
 from aha.metrics.ins_del import InsDel
 from aha.models import TargetModel, load_model
@@ -142,7 +142,7 @@ def ins_del(model: TargetModel, image: Tensor, values: Tensor, cells: int) -> fl
 def test_what_is_searched_for_is_what_the_metric_measures(model: TargetModel, images: Tensor) -> None:
     """Six cells: no order of them has a higher Ins-Del than the one that was found."""
     image = images[2].double()
-    method = load_method("search(parts=patches(grid=2), reference=black, budget=40)")
+    method = load_method("search(parts=patches(grid=2), reference=black, budget=60, guide=center_map)")
     found = method(model, image[None], torch.tensor([0]))[0]
     cells = torch.arange(SIZE) * 2 // SIZE
     index = cells[:, None] * 2 + cells
@@ -195,6 +195,53 @@ def test_pixels_of_a_part_follow_the_guide() -> None:
     assert values.flatten().argsort(descending=True).tolist() == [4, 2, 5, 1, 3, 0]
 
 
+def test_levels_of_the_guide_divide_parts() -> None:
+    index = torch.tensor([[0, 0, 0, 0], [1, 2, 2, 2]])
+    hint = torch.tensor([[3.0, 9.0, 1.0, 5.0], [7.0, 4.0, 8.0, 2.0]])
+    assert divided(index, hint, 2).tolist() == [[1, 0, 1, 0], [2, 4, 3, 4]]  # 9, 8, 7 and 5 are the upper level
+    assert torch.equal(divided(index, hint, 1), index)
+
+
+def test_small_pieces_stay_with_their_part() -> None:
+    """One pixel of sixteen in another level is no part of its own, at either end; eight are."""
+    index = torch.arange(3).repeat_interleave(16)[None]
+    first, second, third = torch.arange(100.0, 116.0), torch.arange(50.0, 66.0), torch.arange(16.0)
+    first[0], third[15] = 0.5, 200.0  # so that 15, 8 and 1 of them are among the upper half
+    pieces = divided(index, torch.cat([first, second, third])[None], 2)[0]
+    assert torch.bincount(pieces).tolist() == [16, 8, 8, 16]
+
+
+def test_levels_find_more_than_whole_parts(model: TargetModel, images: Tensor) -> None:
+    """Parts that the guide divides well are no longer kept or removed as a whole."""
+    classes, cells = torch.zeros(4, dtype=torch.long), SIZE * SIZE // 8
+    found = {}
+    for levels in (1, 4):
+        method = load_method(
+            f"search(parts=patches(grid=4), levels={levels}, reference=black, budget=300, guide=integrated_gradients)"
+        )
+        maps = method(model, images.double(), classes)
+        found[levels] = [ins_del(model, images[i].double(), maps[i], cells) for i in range(4)]
+    assert sum(found[4]) > sum(found[1])
+
+
+def test_a_guide_that_parts_cannot_match_is_returned(images: Tensor) -> None:
+    """A model that looks at every other pixel: patches of them are a coarse order, the guide's is the true one."""
+    board = (torch.arange(SIZE)[:, None] + torch.arange(SIZE)) % 2 * 1.0
+
+    class Board(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen = (x * board).mean(dim=(1, 2, 3))
+            return torch.stack([20 * seen, -20 * seen], dim=1)
+
+    model = load_model(Board(), input_size=SIZE, mean=(0.0,) * 3, std=(1.0,) * 3)
+    bright = 0.5 + 0.5 * torch.rand(1, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    text = "search(parts=patches(grid=4), reference=black, budget=100, guide={})"
+    found = load_method(text.format("gradient"))(model, bright, torch.tensor([0]))
+    assert torch.equal(found, load_method("gradient")(model, bright, torch.tensor([0])))
+    other = load_method(text.format("center_map"))(model, bright, torch.tensor([0]))[0]
+    assert ins_del(model, bright[0], found[0], cells=8) > ins_del(model, bright[0], other, cells=8)
+
+
 def test_the_guide_is_the_best_at_hand(model: TargetModel) -> None:
     assert str(starting_guide(model)) == "grad_cam"
     assert starting_guide(load_model(plain_module(), input_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)) is None
@@ -204,6 +251,7 @@ def test_the_guide_is_the_best_at_hand(model: TargetModel) -> None:
     ("text", "words"),
     [
         ("search(budget=0)", "budget"),
+        ("search(levels=0)", "level"),
         ("search(reference=())", "reference"),
         ("search(polish='more')", "polish"),
     ],
@@ -214,7 +262,7 @@ def test_bad_settings_are_refused(text: str, words: str) -> None:
 
 
 def test_a_budget_that_is_too_small_says_what_it_takes(model: TargetModel, images: Tensor) -> None:
-    with pytest.raises(SpecError, match=r"takes 394"):
+    with pytest.raises(SpecError, match=r"takes 422"):
         aha.explain(model, images.double(), Search(budget=50, parts=load_method("lime").parts, reference=Black()))
 
 

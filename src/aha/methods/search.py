@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +22,13 @@ from aha.methods.machinery.order_search import OrderSearch, Polish
 from aha.methods.machinery.part_orders import Objective, PartGame
 from aha.models import TargetModel
 from aha.perturb.partitions import Partition, Patches
-from aha.perturb.perturbation import blend
+from aha.perturb.perturbation import blend, rank_pixels, step_counts
 from aha.perturb.references import Black, Blur, Mean, Reference, reference_inputs
 
 _GUIDES = ("aha", "bidirectional", "grad_cam")
 _ENDS = ("amin", "amax")
+_COMPARED = 8  # steps by which the result and its guide are compared
+_LEAST_PIECE = 1 / 8  # of a part that is divided
 _WITHIN = 0.9  # of the step from one part to the next
 _DECIMALS = 6  # of an answer: beyond, it depends on the other images of its batch
 
@@ -37,16 +40,20 @@ class Search(Method):
 
     Greedy from both ends: the part that adds most comes first, the one that is missed least comes last. A step asks
     again only about a window of parts, as wide as the budget allows (lazy greedy). With what is left of the budget,
-    parts change places. Of all orders through the subsets that were asked about, the best is returned; it is never
-    worse than the guide's. Where the budget allows all subsets to be asked about, it is the best order there is.
+    parts change places. Of all orders through the subsets that were asked about, the best is taken; where the budget
+    allows all subsets to be asked about, it is the best order of these parts that there is. Values fall along the
+    order; inside a part, pixels follow the guide. Last, this map and the guide's own, whose pixels know no parts, are
+    compared by their areas in 8 steps, and the better one is returned.
 
-    Values fall along the order; inside a part, pixels follow the guide. A search looks for what the metric rewards and
-    nothing else: it is a measure for other methods rather than an explanation to trust.
+    A search looks for what the metric rewards and nothing else: it is a measure for other methods rather than an
+    explanation to trust.
 
     Attributes:
         parts: what is ordered: `patches(grid=7)`, `slic(n=50)`, `cells(METHOD)`.
         objective: the area that is maximised; "insertion" and "deletion" alone cost half.
         budget: perturbed images shown to the model for one map; the guide's passes come on top.
+        levels: the guide's order, cut into so many, divides each part into pixels that come early and pixels that come
+            late; 1 keeps parts whole. With 8, a search starts from the guide's pixels instead of whole patches.
         polish: what is done with the budget that greedy search leaves: parts change places while that helps ("swaps"),
             or also where it does not, ever less ("anneal"); "none" spends all of it on wider windows.
         guide: the method whose order the search starts from; None for `aha` where the model has an explainer, else as
@@ -57,6 +64,7 @@ class Search(Method):
     parts: Partition = Patches(grid=7)
     objective: Objective = "ins_del"
     budget: int = 1000
+    levels: int = 1
     polish: Polish = "swaps"
     guide: Method | None = None
     reference: Reference | tuple[Reference, ...] = field(default_factory=lambda: (Black(), Mean(), Blur()))
@@ -67,11 +75,14 @@ class Search(Method):
             raise SpecError("search: at least one reference is needed")
         if self.budget < 1:
             raise SpecError(f"search: budget is a number of images, at least 1, not {self.budget}")
+        if self.levels < 1:
+            raise SpecError(f"search: an order has at least 1 level, not {self.levels}")
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         guide = self.guide or starting_guide(model, images.shape[1:])
         hints = self._hints(guide, model, images, classes)  # (B, H, W)
         searched = [self._start(model, image, hint) for image, hint in zip(images, hints, strict=True)]
+        indices = [index for _, index in searched]
         blanks = torch.stack([reference_inputs(r, model, images, classes) for r in self._kinds])  # (R, B, C, H, W)
         questions = _Questions(model, images, classes, blanks, self.budget)
         going: dict[int, Generator[list[int], None, list[int]]] = {
@@ -86,12 +97,11 @@ class Search(Method):
                 except StopIteration as end:
                     orders[row] = end.value
                     del going[row]
-            for (row, subset), answer in questions.ask(wanted, [index for _, index in searched]).items():
+            for (row, subset), answer in questions.ask(wanted, indices).items():
                 searched[row][0].game.answers[subset] = answer
-        maps = [
-            as_map(orders[row], index, hint) for row, ((_, index), hint) in enumerate(zip(searched, hints, strict=True))
-        ]
-        return torch.stack(maps).to(images)
+        found = torch.stack([as_map(orders[row], indices[row], hint) for row, hint in enumerate(hints)])
+        is_better = questions.values(found, self.objective) >= questions.values(hints, self.objective)  # (B,)
+        return torch.where(is_better[:, None, None], found, hints).to(images)
 
     @property
     def references(self) -> list[Reference]:
@@ -103,7 +113,7 @@ class Search(Method):
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         subsets = self.budget * (
-            200 + self.parts.count(size) // 8
+            200 + self.parts.count(size) * self.levels // 8
         )  # each a whole number of as many bits, and its answer
         return super().cost(model, size).then(Cost(self.budget, subsets))
 
@@ -117,16 +127,17 @@ class Search(Method):
         return [*super()._inner(), *([self.parts.of] if isinstance(self.parts, MapCells) else [])]
 
     def _start(self, model: TargetModel, image: Tensor, hint: Tensor) -> tuple[OrderSearch, Tensor]:
-        index = self.parts(model, image).cpu()  # (H, W)
+        index = divided(self.parts(model, image).cpu(), hint, self.levels)  # (H, W)
         pixels = torch.bincount(index.flatten()).double()  # (K,)
         means = torch.zeros_like(pixels).index_add_(0, index.flatten(), hint.flatten().double()) / pixels
         first = means.sort(descending=True, stable=True).indices.tolist()
         game = PartGame((pixels / pixels.sum()).tolist(), self.objective)
-        most = self.budget // len(self._kinds)
+        kinds, compared = len(self._kinds), 2 * len(_shown(self.objective)) * (_COMPARED - 1)
+        most = self.budget // kinds - compared
         if most < 2 * len(first) + 2:
             raise SpecError(
-                f"search: budget={self.budget} is too small for {len(first)} parts and {len(self._kinds)} "
-                f"references; the guide's own order takes {len(self._kinds) * (2 * len(first) + 2)}"
+                f"search: budget={self.budget} is too small for {len(first)} parts and {kinds} references; "
+                f"the guide's own order takes {kinds * (2 * len(first) + 2 + compared)}"
             )
         return OrderSearch(game, first, most, self.polish), index
 
@@ -158,16 +169,64 @@ class _Questions:
         def run(some: slice) -> Tensor:
             chosen = asked[some]
             keep = torch.stack([shown_pixels(subset, indices[row]) for _, row, subset in chosen])  # (r, H, W)
-            rows = torch.tensor([row for _, row, _ in chosen], device=self.images.device)
-            blanks = torch.stack([self.blanks[kind, row] for kind, row, _ in chosen])
-            inputs = blend(self.images[rows], blanks, keep.to(self.images.device))
-            return self.model.scores(inputs, self.classes[rows])
+            return self._scores([(row, kind) for kind, row, _ in chosen], keep)
 
         with part(min(self.shown, total), min(self.shown + len(asked), total), total + 1):
             scores = torch.cat(self.model.chunks.run(run, len(asked)))
         self.shown += len(asked)
         means = scores.double().view(-1, kinds).mean(dim=1).round(decimals=_DECIMALS).tolist()
         return dict(zip(wanted, means, strict=True))
+
+    def values(self, maps: Tensor, objective: Objective) -> Tensor:
+        """The objective's mean height (B,) along the pixels of maps (B, H, W), without the ends that all have alike."""
+        kinds, counts = len(self.blanks), step_counts(maps[0].numel(), _COMPARED)[1:-1]
+        ranks = torch.stack([rank_pixels(values) for values in maps])
+        shown = _shown(objective)
+        asked = list(product(range(len(maps)), shown, counts, range(kinds)))
+
+        def run(some: slice) -> Tensor:
+            chosen = asked[some]
+            keep = torch.stack(
+                [ranks[row] < count if is_inserted else ranks[row] >= count for row, is_inserted, count, _ in chosen]
+            )
+            return self._scores([(row, kind) for row, _, _, kind in chosen], keep)
+
+        scores = torch.cat(self.model.chunks.run(run, len(asked))).double().view(len(maps), len(shown), -1)
+        signs = torch.tensor([1.0 if is_inserted else -1.0 for is_inserted in shown]).double()
+        return (scores.cpu().mean(dim=2).round(decimals=_DECIMALS) * signs).sum(dim=1)
+
+    def _scores(self, rows: list[tuple[int, int]], keep: Tensor) -> Tensor:
+        """Scores (r,) of images, with references of these kinds, seen through keep masks (r, H, W)."""
+        owners = torch.tensor([row for row, _ in rows], device=self.images.device)
+        blanks = torch.stack([self.blanks[kind, row] for row, kind in rows])
+        return self.model.scores(blend(self.images[owners], blanks, keep.to(self.images.device)), self.classes[owners])
+
+
+def _shown(objective: Objective) -> tuple[bool, ...]:
+    """The sequences that an objective is made of: with the first pixels alone (True), and without them (False)."""
+    return {"ins_del": (True, False), "insertion": (True,), "deletion": (False,)}[objective]
+
+
+def divided(index: Tensor, hint: Tensor, levels: int) -> Tensor:
+    """Parts (H, W), each divided where a cut of the hint's order (H, W) into equal levels goes through it.
+
+    Pieces of less than an eighth of their part stay with those of the level before: to ask about them costs as much as
+    about large ones.
+    """
+    ranks = hint.flatten().argsort(descending=True, stable=True).argsort()
+    level = ranks * levels // ranks.numel()  # (HW,)
+    flat = index.flatten()
+    sizes = torch.bincount(flat * levels + level, minlength=(int(flat.max()) + 1) * levels).view(-1, levels)
+    least, left = sizes.sum(dim=1) * _LEAST_PIECE, sizes.flip(1).cumsum(dim=1).flip(1)  # (K,), (K, levels)
+    piece, gathered = torch.zeros_like(sizes), torch.zeros_like(sizes[:, 0])
+    for cut in range(1, levels):
+        gathered = gathered + sizes[:, cut - 1]
+        begins = (gathered >= least) & (left[:, cut] >= least)
+        piece[:, cut] = piece[:, cut - 1] + begins
+        gathered = gathered * ~begins
+    numbers = flat * levels + piece[flat, level]
+    without_gaps: Tensor = torch.unique(numbers, return_inverse=True)[1]
+    return without_gaps.view(index.shape)
 
 
 def shown_pixels(subset: int, index: Tensor) -> Tensor:
