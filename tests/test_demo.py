@@ -63,7 +63,7 @@ def test_photographs_are_carried_by_the_package() -> None:
 
 def test_foreign_page_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("my page")
-    with pytest.raises(OutputError, match="not a gallery of ours"):
+    with pytest.raises(OutputError, match="not a gallery of aha demo"):
         run_demo(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
 

@@ -95,9 +95,9 @@ def explain(
             those of random, centred and edge maps, for some hundred forward passes per map.
         oracle: with `card`, a search such as `"search(budget=600)"`: each card then also says how much of what is
             possible the map reaches (`Card.headroom`).
-        progress: a function that is told, again and again, the share of the work that is done, from 0 to 1; it may
-            raise to stop it. By default a line with the time left, where a terminal or a notebook shows it; False for
-            silence.
+        progress: a function that is called again and again with the share of the work that is done, from 0 to 1;
+            it may raise to stop the work. By default a line with the time left, where a terminal or a notebook shows
+            it; False for silence.
 
     Returns:
         One map per image and class; see `Explanation`. For a list of methods, an explanation for each, by its text.
@@ -177,8 +177,8 @@ def _explain_batch(
         inputs = batch.inputs.to(model.device, torch.promote_types(batch.inputs.dtype, torch.float32)).clone()
         size = (inputs.shape[-2], inputs.shape[-1])
         check_fit(method, model, inputs.shape[1:])
-        question = _Question(model, method, inputs, target, batch, seed, chunks, first, total)
-        parts = question.answer_in_parts() if batch.outputs is None else [question.answer_knowing(batch.outputs)]
+        work = _BatchWork(model, method, inputs, target, batch, seed, chunks, first, total)
+        parts = work.run_in_parts() if batch.outputs is None else [work.run_knowing(batch.outputs)]
         chosen = [row for part in parts for row in part.chosen]
         outputs = torch.cat([part.outputs for part in parts])
         rows = torch.tensor([i for i, classes in enumerate(chosen) for _ in classes], device=model.device)
@@ -219,7 +219,7 @@ def with_cards(model: TargetModel, batch: Batch, explanation: Explanation, maker
     return replace(explanation, cards=cards)
 
 
-class _Answer(NamedTuple):
+class _PartResult(NamedTuple):
     """The classes of some images, their outputs (b, K), and native maps (N, h, w) with their distributions, if any."""
 
     chosen: list[list[int]]
@@ -229,8 +229,8 @@ class _Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Question:
-    """What is asked about the images of a batch."""
+class _BatchWork:
+    """One method on the images of a batch."""
 
     model: TargetModel
     method: Method
@@ -242,13 +242,13 @@ class _Question:
     first: int
     total: int | None
 
-    def answer_in_parts(self) -> list[_Answer]:
+    def run_in_parts(self) -> list[_PartResult]:
         """As many images at a time as have their maps in a chunk; one pass chooses classes and serves the method."""
         captures = self.method.reads(self.model, self.inputs.shape[1:])
 
-        def work(part: slice) -> _Answer:
+        def work(part: slice) -> _PartResult:
             with self.model.keeping(self.inputs[part], captures) as outputs:
-                return self.answer(outputs, part)
+                return self.run(outputs, part)
 
         each = most_classes(self.target, self.total)
         images = Chunks(max(1, self.chunks.size // each))
@@ -256,12 +256,12 @@ class _Question:
         self.chunks.size = min(self.chunks.size, images.size * each)  # what did not fit will not fit the next time
         return parts
 
-    def answer_knowing(self, outputs: Tensor) -> _Answer:
+    def run_knowing(self, outputs: Tensor) -> _PartResult:
         """All maps, where the outputs (B, K) of the images are known already."""
         with self.model.keeping(self.inputs, outputs=outputs) as outputs:
-            return self.answer(outputs)
+            return self.run(outputs)
 
-    def answer(self, outputs: Tensor, part: slice = slice(None)) -> _Answer:
+    def run(self, outputs: Tensor, part: slice = slice(None)) -> _PartResult:
         """The maps of some of the images, whose outputs (b, K) are known."""
         places = range(len(self.inputs))[part]
         labels, positions = self.batch.labels, self.batch.positions
@@ -275,12 +275,12 @@ class _Question:
             total=self.total,
         )
         seeded = self.method.seeded(self.seed)
-        told = [seeded.among(row) for row in chosen]
+        methods = [seeded.among(row) for row in chosen]
         rows = [i for i, classes in enumerate(chosen) for _ in classes]
         classes = torch.tensor([c for row in chosen for c in row], device=self.model.device)
         images = self.inputs[part][rows]
-        maps, found = _compute(self.model, [told[i] for i in rows], images, classes, self.chunks)
-        return _Answer(chosen, outputs, maps, found)
+        maps, found = _compute(self.model, [methods[i] for i in rows], images, classes, self.chunks)
+        return _PartResult(chosen, outputs, maps, found)
 
 
 def _compute(

@@ -89,13 +89,13 @@ def run_demo(
         seed: of methods that draw random numbers.
         device: the best at hand by default.
         batch_size: most images per forward pass.
-        on_progress: told of each finished pair of photograph and method.
+        on_progress: called after each finished pair of photograph and method.
     """
     start = time.perf_counter()
     out, names = Path(out), list(names)
     check_writable(out)
     if (out / INDEX).exists() and not (out / MANIFEST).exists():
-        raise OutputError(f"{out / INDEX} is not a gallery of ours; choose another folder")
+        raise OutputError(f"{out / INDEX} is not a gallery of aha demo; choose another folder")
     paths = photographs(names)
     model = load_model(MODEL, device=device, batch_size=batch_size)
     rows: list[list[Explanation]] = []

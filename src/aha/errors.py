@@ -2,7 +2,7 @@
 
 AhaError                 every error this package raises on purpose; one clear line for the user
 ├── SpecError            a method, model or score text that cannot be understood
-│   └── UnknownName      a name nobody registered; the nearest known names are suggested
+│   └── UnknownName      a name that is not registered; the nearest known names are suggested
 ├── ModelError           a model that cannot be built, loaded or read
 │   ├── WeightsError     weights that do not fit, or that would need unpickling
 │   └── CapabilityError  a method asks for internals that the model does not have

@@ -38,7 +38,7 @@ class Failure:
 
 
 def folder_beside(data: str) -> Path:
-    """Where results go if nobody says where: beside the picture, or the folder of pictures."""
+    """Where results go by default: beside the picture, or the folder of pictures."""
     place = Path(data)
     if not place.exists():
         raise OutputError(f"say where the results of {data} go: --out FOLDER")
@@ -140,7 +140,7 @@ class FileRun:
         return [image.id for image in self._pending]
 
     def run(self, batch_size: int, on_progress: Callable[[float], None] = lambda count: None) -> None:
-        """Explains what is pending; `on_progress` is told how many images' worth of work was done since the last call.
+        """Explains what is pending; `on_progress` gets how many images' worth of work was done since the last call.
 
         Whatever ends it, an interrupt included, the manifest lists what is done.
         """
@@ -251,13 +251,13 @@ class FileRun:
 
 
 def _since_last_time(on_progress: Callable[[float], None], images: int) -> Listener:
-    """Hears what share of the work on some images is done, and hands on how much was added."""
-    told = 0.0
+    """Hears what share of the work on some images is done, and passes on how much was added."""
+    reported = 0.0
 
     def listener(share: float) -> None:
-        nonlocal told
-        on_progress(images * (share - told))
-        told = share
+        nonlocal reported
+        on_progress(images * (share - reported))
+        reported = share
 
     return listener
 

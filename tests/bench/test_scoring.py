@@ -114,7 +114,7 @@ def test_missing_truth_is_refused_before_any_work() -> None:
         aha.evaluate(model, torch.rand(1, 3, 32, 32), "gradient", "seg")
     with pytest.raises(MetricError, match="boxes"):
         aha.evaluate(model, torch.rand(1, 3, 32, 32), "gradient", "energy_in_box")
-    with pytest.raises(MetricError, match="needs a method"):
+    with pytest.raises(MetricError, match="run the method again"):
         aha.evaluate(model, torch.rand(1, 3, 32, 32), torch.rand(1, 32, 32), "sanity")
     assert module.shown == 0
 

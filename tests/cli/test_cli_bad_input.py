@@ -145,7 +145,7 @@ def test_unwritable_output_is_refused_before_any_work(tmp_path: Path, monkeypatc
 def test_foreign_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"name": "a web app"}')
     result = run("explain", picture(tmp_path / "a.png"), *MODEL, "--out", tmp_path)
-    assert_refused(result, "not a manifest of ours")
+    assert_refused(result, "not a manifest of aha explain")
 
 
 def test_missing_extras_name_their_install_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

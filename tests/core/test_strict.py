@@ -63,7 +63,7 @@ def test_what_fits_is_taken() -> None:
         ({"inner": {"sizes": [10**400]}}, "inner.sizes must be a list of whole numbers from 1 to 100"),
         ({"inner": {"sizes": [1] * (LONGEST_LIST + 1)}}, "inner.sizes has 4,097 entries"),
         ({"inner": {"sizes": "12"}}, "inner.sizes must be a list"),
-        ({"inner": {"sizes": []}}, "inner is not possible: no sizes"),
+        ({"inner": {"sizes": []}}, "inner cannot be used: no sizes"),
         ({"inner": {"sizes": [1], "share": float("nan")}}, "inner.share must be a number from 0 to 1"),
         ({"inner": {"sizes": [1], "share": 10**400}}, "inner.share must be a number from 0 to 1"),
         ({"kind": "c"}, "kind must be one of a, b"),

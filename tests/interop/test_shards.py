@@ -248,7 +248,7 @@ def test_a_folder_of_other_work_is_refused(tmp_path: Path) -> None:
         begin(tmp_path / "out", {"model": "a", "seed": 1})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    with pytest.raises(OutputError, match="something else"):
+    with pytest.raises(OutputError, match="something other than shards"):
         begin(tmp_path / "mine", {})
 
 

@@ -226,7 +226,7 @@ def test_grid_pointing_shares_add_up_over_the_cells() -> None:
 
 
 def test_grid_pointing_needs_a_cell_of_the_class() -> None:
-    with pytest.raises(MetricError, match="no mosaic"):
+    with pytest.raises(MetricError, match="not a mosaic"):
         numbers("grid_pointing", case(MAPS["distinct"]))
     with pytest.raises(MetricError, match=r"no cell shows class 5; it has \[0, 1, 2, 3\]"):
         numbers("grid_pointing", case(MAPS["distinct"], 5, cells=CELLS))

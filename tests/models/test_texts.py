@@ -184,7 +184,7 @@ def test_names_of_texts() -> None:
         (tiny_clip, {"texts": ["a", "b"]}, "needs its tokenizer"),
         (tiny_vit, {"texts": ["a", "b"]}, "has no text tower"),
         (lambda: "timm:test_vit", {"texts": ["a", "b"]}, "not for timm:test_vit"),
-        (lambda: "clip:nowhere/at-all", {}, "tells texts apart; give some"),
+        (lambda: "clip:nowhere/at-all", {}, "compares pictures with texts: give texts="),
         (lambda: "clip:nowhere/at-all[a; b]", {}, "cannot load clip:nowhere/at-all"),
         (lambda: "clip:nowhere/at-all[a; b]", {"texts": ["c"]}, "names its texts already"),
     ],

@@ -252,7 +252,7 @@ def test_folders_of_others_are_refused(model: TargetModel, images: Tensor, tmp_p
     (tmp_path / "b").mkdir()
     for text in ("{}", "[]", "no json", '{"items": 3}'):
         (tmp_path / "b" / MANIFEST).write_text(text)
-        with pytest.raises(OutputError, match="is not a manifest of ours"):
+        with pytest.raises(OutputError, match="is not a manifest of aha explain"):
             other.save(tmp_path / "b")
         assert (tmp_path / "b" / MANIFEST).read_text() == text
     (tmp_path / "c").write_text("a file")

@@ -54,7 +54,7 @@ def run(
         out: folder of the run; what it has already is kept.
         model: a loaded model, for networks of your own; `plan.model` is then only its name in the record.
         device: as in `aha.load_model`.
-        on_step: told of every finished piece of work.
+        on_step: called after every finished piece of work.
     """
     BenchRun(plan, out, model=model, device=device).run(on_step)
     return read_run(out)

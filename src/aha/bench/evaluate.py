@@ -406,7 +406,7 @@ def _sources(
             check_fit(chosen, model)
         return [MethodSource(model, chosen, seed) for chosen in methods]
     if any("method" in protocol.needs for protocol in protocols):
-        raise MetricError("this protocol explains again, which needs a method; maps alone are not enough")
+        raise MetricError("this protocol has to run the method again; maps alone are not enough")
     named: Mapping[str, Any] = given if isinstance(given, Mapping) else {"maps": given}
     lists = {name: _as_list(maps, name) for name, maps in named.items()}
     return [_MapSource(name, maps, seed, one_each=len(maps) == total) for name, maps in lists.items()]

@@ -41,7 +41,7 @@ class Plan:
 
     Attributes:
         model: `SOURCE:NAME`, as `aha.load_model` takes it.
-        data: `KIND:PLACE`, or a path whose kind is told by what is there; of several, images are known by their paths.
+        data: `KIND:PLACE`, or a path whose kind shows from what is there; of several, images are known by their paths.
         methods: texts of methods.
         metrics: protocols or texts of metrics.
         targets: explained classes: `top1`, `label`, `top5`, ...; each is reported apart.
@@ -146,7 +146,7 @@ def make_plans(settings: Mapping[str, Any], source: str = "the plan") -> list[Pl
 
 
 def check_plan(plan: Plan) -> Work:
-    """Refuses names that nobody knows; needs neither the model nor the data."""
+    """Refuses unknown names; needs neither the model nor the data."""
     if plan.score is not None:
         load_score(plan.score)
     protocols = tuple(load_protocols(list(dict.fromkeys(plan.metrics))))

@@ -63,7 +63,7 @@ def recommend(
         target: the explained class.
         seed: of the choice of images, of methods and of metrics.
         batch_size: most images explained at once.
-        on_step: told what is being done, and what was spent.
+        on_step: called with what is being done, and what was spent.
 
     Returns:
         A `Recommendation`; its table, and the report of the run, are in `out`.
@@ -116,7 +116,7 @@ def prepare(
     allowed = Budget(passes, seconds)
     below = _seconds(must_be_below)
     for text in methods or ():
-        load_method(text)  # names that nobody knows, before anything is loaded
+        load_method(text)  # unknown names are refused before anything is loaded
     loaded = load_model(model)
     chosen = tuple(methods) if methods else candidates(loaded)
     if len(chosen) < 2:
@@ -154,7 +154,7 @@ class Outlook:
         first_passes: images through the model that scoring alone takes in the first round.
         forward_seconds: measured time of one image through the model.
         budget: what may be spent at most.
-        spent: passes that the folder has paid for already.
+        spent: passes that the race in the folder has taken so far.
         is_finished: nothing would be computed.
     """
 
@@ -175,7 +175,7 @@ def outlook(racing: Racing) -> Outlook:
     model = racing.model
     inputs = racing.bench.inputs_of(racing.bench.images[0])[None]
     times = []
-    for _ in range(3):  # the first pass of a process pays for what others do not
+    for _ in range(3):  # the first pass of a process does more than the others
         start = perf_counter()
         with torch.no_grad():
             model.outputs(inputs)

@@ -177,7 +177,7 @@ class Recommendation:
                 for s in self.standings
             ],
             "agreement": [[a, b, rho] for (a, b), rho in self.agreement.items()],
-            "not_judged": dict(self.left),
+            "not_scored": dict(self.left),
             "run": str(self.folder),
         }
 

@@ -206,7 +206,7 @@ class BenchRun:
         if self.subjects.are_mosaics:
             raise MetricError("mosaics need methods, not saved maps")
         if any("method" in protocol.needs for protocol in self.work.protocols):
-            raise MetricError("this protocol explains again, which needs a method; maps alone are not enough")
+            raise MetricError("this protocol has to run the method again; maps alone are not enough")
         found = find_saved(self.plan.saved, self.subjects.images, self.plan.seed)
         both = {saved.name for saved in found} & {str(method) for method in self.work.methods}
         if both:

@@ -189,7 +189,7 @@ def merge_runs(folders: Sequence[str | Path], out: str | Path) -> int:
 
 
 def _without_maps(cell: Cell) -> Cell:
-    """Maps are told by their file's name, which may mean different files in different runs."""
+    """Maps are known by their file's name, which may mean different files in different runs."""
     cell.pop("picture", None)
     for found in cell["found"]:
         found.pop("map", None)

@@ -67,7 +67,8 @@ def bench(
         typer.Option(help="Repeatable; a protocol or a metric.", autocompletion=complete_metric, show_default="quick"),
     ] = None,
     target: Annotated[
-        list[str] | None, typer.Option(help="Repeatable, reported apart: top1, label, top5, ...", show_default="top1")
+        list[str] | None,
+        typer.Option(help="Repeatable, reported separately: top1, label, top5, ...", show_default="top1"),
     ] = None,
     limit: Limit = None,
     keep: Annotated[str | None, typer.Option("--filter", help="none, or mda: its rule for choosing images.")] = None,

@@ -130,9 +130,9 @@ def explain(
         }
         if on is not None or shards is not None:
             if card or contrast is not None:
-                raise SpecError("shards take no --card and no --contrast")
+                raise SpecError("--shards cannot be combined with --card or --contrast")
             if on is not None and limit is not None:
-                raise SpecError("--limit does not go together with --on")
+                raise SpecError("--limit cannot be combined with --on")
             options |= {"methods": method or [_METHOD], "target": target or "top1", "seed": seed}
             options["form"] = shards or "parquet"
             shared = _into_shards(paths, out, model, options, limit, on, workers, force=force, quiet=quiet)

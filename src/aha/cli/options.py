@@ -16,16 +16,19 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but wa
 Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
 Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of methods that draw random numbers.")]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1, mps; the fastest at hand by default.", show_default=False)
+    str | None, typer.Option(help="cpu, cuda, cuda:1, mps; the fastest available by default.", show_default=False)
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Most images computed at once; halved if memory runs out.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Number of images: a choice by the seed, which grows with it.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many images, chosen by the seed; a larger limit keeps these and adds others."),
+]
 Model = Annotated[
     str, typer.Option(help="SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model)
 ]
 Weights = Annotated[Path | None, typer.Option(help="Weights file: .safetensors, or torch:FILE.")]
 NoPretrained = Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")]
-Force = Annotated[bool, typer.Option("--force", help="Allow work that is too much for this machine.")]
+Force = Annotated[bool, typer.Option("--force", help="Run even what looks like too much for this machine.")]
 Precision = Annotated[str, typer.Option(help="float32, or bfloat16 or float16 for passes without gradients.")]
 Engine = Annotated[
     str,
@@ -35,7 +38,7 @@ Engine = Annotated[
 ]
 Texts = Annotated[list[str] | None, typer.Option("--text", "--texts", help="Repeatable; the classes of a clip: model.")]
 Mean = Annotated[
-    str | None, typer.Option(help="Mean of the normalisation, as 0.5,0.5,0.5; for models that do not say.")
+    str | None, typer.Option(help="Mean of the normalisation, as 0.5,0.5,0.5; for models that do not state it.")
 ]
 Std = Annotated[str | None, typer.Option(help="Standard deviation of the normalisation, in the same form.")]
 Fit = Annotated[str | None, typer.Option(help="How pictures fit the input: crop, squash or pad.")]
@@ -53,7 +56,7 @@ On = Annotated[
         help="ray: workers of a Ray cluster, or of this machine; without it, this process.", show_default=False
     ),
 ]
-Workers = Annotated[int, typer.Option(min=1, help="How many of them, with --on.")]
+Workers = Annotated[int, typer.Option(min=1, help="Number of workers, with --on.")]
 ImageSize = Annotated[int | None, typer.Option(min=1, help="Side of the model input; the model's own by default.")]
 
 

@@ -1,4 +1,4 @@
-"""How long work will take, said before it has told anything of itself."""
+"""How long work will take, estimated before it reports any progress."""
 
 from __future__ import annotations
 

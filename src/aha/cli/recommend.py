@@ -52,7 +52,7 @@ def recommend(
         ),
     ] = None,
     target: Annotated[str, typer.Option(help="Explained class: top1, label, an index or a name.")] = "top1",
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of images, a seeded choice.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many images, chosen by the seed.")] = None,
     text: Texts = None,
     weights: Weights = None,
     no_pretrained: NoPretrained = False,

@@ -80,7 +80,7 @@ def progress_bar(
 ) -> Iterator[Callable[[float], None]]:
     """A function that advances a bar with the time left, on stderr; draws nothing unless that is a terminal.
 
-    Until the work has told enough of itself, the time left is what `expected` says, in seconds for all of it.
+    Until the work has reported enough, the time left follows from `expected`, in seconds for all of it.
     """
     if not (shown and sys.stderr.isatty()):
         yield lambda count: None

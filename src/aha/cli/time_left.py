@@ -14,7 +14,7 @@ class TimeLeft(ProgressColumn):
     """The time left by the work's own pace; by what was expected of it as long as that is not known.
 
     Args:
-        expected: seconds that all of it is expected to take; None if nobody knows.
+        expected: seconds that all of it is expected to take; None if that is unknown.
     """
 
     def __init__(self, expected: float | None) -> None:

@@ -37,7 +37,7 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the preset, such as steps=2000.")
     ] = None,
-    preset: Annotated[str, typer.Option(help="paper, small (a few thousand images, a CPU) or smoke.")] = "small",
+    preset: Annotated[str, typer.Option(help="paper, small (a few thousand images on a CPU) or smoke.")] = "small",
     validation: Annotated[
         Path | None, typer.Option(help="Images to measure on; some of --data are held out by default.")
     ] = None,
@@ -55,7 +55,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT.")] = False,
     remember: Annotated[
-        bool, typer.Option("--remember", help="Let --method aha mean this explainer from now on.")
+        bool, typer.Option("--remember", help="Use this explainer for --method aha from now on.")
     ] = False,
     device: Device = None,
     batch_size: Annotated[

@@ -19,7 +19,7 @@ _PATIENCE = 3  # the third Ctrl-C is obeyed at once: the model itself may hang
 
 
 class _Notes:
-    """How often Ctrl-C was pressed, and who would have been told."""
+    """How often Ctrl-C was pressed, and what would have handled it."""
 
     def __init__(self, former: Callable[[int, FrameType | None], object]) -> None:
         self.former, self.count = former, 0

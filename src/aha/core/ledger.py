@@ -9,7 +9,7 @@ is in place before it: a process that is killed loses what it had in hand, and n
 
 Lines of earlier versions have no checksum. They are taken as they are where they stand before the first that has one.
 
-A file of one such line, written anew each time, keeps what is known of a piece of work as a whole (`write_record`).
+A file of one such line, written afresh each time, keeps what is known of a piece of work as a whole (`write_record`).
 """
 
 from __future__ import annotations

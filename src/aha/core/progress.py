@@ -1,7 +1,7 @@
-"""How far a long computation is, told to whoever listens, through however many loops lie between.
+"""How far a long computation is, reported to a listener through however many loops lie between.
 
 A loop that knows how many rounds it will take says so by `in_parts`, or by `part` around each round; loops inside it
-then share that round. So nobody hands a callback down, and code without a listener costs next to nothing. A listener
+then share that round. So no callback is handed down, and code without a listener costs next to nothing. A listener
 may raise, KeyboardInterrupt for one, to end the work; between the parts a Ctrl-C that waits takes effect.
 """
 
@@ -20,21 +20,21 @@ from aha.errors import SpecError
 T = TypeVar("T")
 
 Listener = Callable[[float], None]
-"""Told the share of the work that is done, from 0 to 1, never less than before."""
+"""Called with the share of the work that is done, from 0 to 1, never less than before."""
 
 
 @dataclass
 class _Work:
-    """The stretch of the whole, `low` to `high`, that is being worked on, and the share last told."""
+    """The stretch of the whole, `low` to `high`, that is being worked on, and the share last reported."""
 
     listener: Listener
     low: float = 0.0
     high: float = 1.0
-    told: float = -1.0
+    reported: float = -1.0
 
     def tell(self, share: float) -> None:
-        if share > self.told:
-            self.told = share
+        if share > self.reported:
+            self.reported = share
             self.listener(share)
 
 
@@ -43,7 +43,7 @@ _CURRENT: ContextVar[_Work | None] = ContextVar("work in progress", default=None
 
 @contextmanager
 def heard_by(listener: Listener | None) -> Iterator[None]:
-    """The work inside is told to the listener: 0 at the start, 1 at the end; with None, nobody hears of it."""
+    """The work inside is reported to the listener: 0 at the start, 1 at the end; with None, nothing is reported."""
     if listener is not None and not callable(listener):
         raise SpecError(f"progress must be a function, not a {type(listener).__name__}")
     work = None if listener is None else _Work(listener)

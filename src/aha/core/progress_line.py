@@ -33,7 +33,7 @@ class ProgressLine:
         self._width = 0
 
     def __call__(self, share: float) -> None:
-        """Told how far the work is."""
+        """Called with how far the work is."""
         now = self._clock()
         if now - self._written < _SECONDS_BETWEEN:
             return
@@ -70,7 +70,7 @@ def is_watched() -> bool:
 
 @contextmanager
 def shown(progress: Listener | bool | None, task: str) -> Iterator[None]:
-    """The work inside is told to a listener, or shown as a line.
+    """The work inside is reported to a listener, or shown as a line.
 
     A line is drawn with True, and with None where somebody looks on; never with False, and never in the midst of work
     that somebody listens to already, who goes on listening.

@@ -68,7 +68,7 @@ def _dataclass(kind: type[D], value: object, place: str, limits: Limits) -> D:
     try:
         return kind(**found)
     except (TypeError, ValueError, ArithmeticError) as error:  # of checks of its own
-        raise SpecError(f"{place or 'it'} is not possible: {error}") from None
+        raise SpecError(f"{place or 'it'} cannot be used: {error}") from None
 
 
 def _entry(wanted: Any, value: object, place: str, limits: Limits) -> Any:
@@ -80,7 +80,7 @@ def _entry(wanted: Any, value: object, place: str, limits: Limits) -> Any:
     if get_origin(wanted) in (dict, Mapping):
         return _mapping(get_args(wanted)[1], value, place, limits)
     if isinstance(value, list) and len(value) > LONGEST_LIST:
-        raise SpecError(f"{place} has {len(value):,} entries; at most {LONGEST_LIST:,} are taken")
+        raise SpecError(f"{place} has {len(value):,} entries; at most {LONGEST_LIST:,} are allowed")
     if isinstance(value, str) and (len(value) > LONGEST_TEXT or "\0" in value):
         raise SpecError(f"{place} is a text of more than {LONGEST_TEXT:,} letters, or one with a NUL")
     return checked(value, wanted, place, limits.get(place, SAFE_NUMBERS), JSON)

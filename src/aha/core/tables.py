@@ -15,8 +15,8 @@ def read_table(path: Path, kind: type[AhaError]) -> list[dict[str, str]]:
     except (OSError, ValueError) as error:
         raise kind(f"cannot read {path}: {error}") from None
     except csv.Error as error:
-        raise kind(f"{path} is not a table in CSV: {error}") from None
+        raise kind(f"{path} is not a CSV table: {error}") from None
     for number, line in enumerate(lines, start=2):
         if any("\0" in (value or "") for name, value in line.items() if name is not None):
-            raise kind(f"line {number} of {path} holds a NUL, which no name or number has")
+            raise kind(f"line {number} of {path} contains a NUL character")
     return lines

@@ -58,7 +58,7 @@ Images: TypeAlias = Pictures | Dataset[Any] | DataLoader[Any] | Batch
 
 
 def count_images(images: Images) -> int | None:
-    """How many images the caller handed in, if that can be told without reading them."""
+    """How many images the caller handed in, if that is known without reading them."""
     if isinstance(images, Batch):
         return len(images.inputs)
     if isinstance(images, Tensor):

@@ -1,6 +1,6 @@
 """Images and what is known about them, from the layouts in which data sets come: the one reader of all commands.
 
-`KIND:PLACE[@SPLIT]`, or a path alone, whose kind is told by what is there:
+`KIND:PLACE[@SPLIT]`, or a path alone, whose kind shows from what is there:
 
 folder:DIR                    pictures; those in one folder per class (synset, class name, or all of them) are labelled
 csv:FILE                      columns file, and optionally label, mask, x0, y0, x1, y1 (see `aha.data.labelled`)

@@ -73,7 +73,7 @@ def iter_pictures(
 
     Args:
         inputs: Anything `read_image` takes, a folder, or a list or tuple of these.
-        on_error: Told the name and the error of each picture that cannot be read, which is then left out.
+        on_error: Called with the name and the error of each picture that cannot be read, which is then left out.
         first: The number of the first picture, by which those from memory are named.
 
     Raises:

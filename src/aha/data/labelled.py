@@ -56,7 +56,9 @@ def _read_csv(path: Path) -> list[LabelledImage]:
             mask = path.parent / line["mask"] if line.get("mask") else None
             boxes = (_box(line),) if names.issuperset(_BOX) and line["x0"] else ()
         except (ValueError, TypeError):
-            raise ImageError(f"line {number} of {path} is incomplete or has a label or box that is no number") from None
+            raise ImageError(
+                f"line {number} of {path} is incomplete or has a label or box that is not a number"
+            ) from None
         earlier = found.get(image)
         found[image] = (
             LabelledImage(image, label, mask, boxes)

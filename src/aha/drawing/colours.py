@@ -68,7 +68,7 @@ def scale_of(
         values: A map of shape (H, W).
         signed: Whether the scale is symmetric about zero; None decides from the data.
         cmap: Name of a matplotlib colour map; None picks one that fits the sign.
-        clip_percentile: Values beyond this percentile share the end colours, lest a few outliers darken the
+        clip_percentile: Values beyond this percentile share the end colours, so that a few outliers do not darken the
             rest. The full range is used for maps so sparse that nothing else would be left.
 
     Raises:

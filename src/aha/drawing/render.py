@@ -77,8 +77,8 @@ def overlay(
     """A map over its picture.
 
     The colour gets denser with the strength of the evidence, so what is irrelevant stays readable. The
-    picture's own colours are muted, lest a warm picture look like evidence. Regions that the model never saw
-    are dimmed and hatched.
+    picture's own colours are muted, so that a warm picture does not look like evidence. Regions that the model never
+    saw are dimmed and hatched.
 
     Args:
         image: The picture.

@@ -79,7 +79,7 @@ def write_shards(
     """What `explain_pictures` does, for a run that has been checked."""
     ray = _started(workers)
     dataset = read_pictures(pictures) if isinstance(pictures, list | tuple | str | Path) else pictures
-    told = dataset.map_batches(
+    reports = dataset.map_batches(
         WriteShards,
         fn_constructor_kwargs=run.arguments,
         batch_size=shard_size,
@@ -87,7 +87,7 @@ def write_shards(
         num_cpus=1,
         num_gpus=(_share_of_gpus(ray, workers) if gpus_per_worker is None else gpus_per_worker) or None,
     )
-    for row in told.iter_rows():
+    for row in reports.iter_rows():
         run.count(row)
 
 

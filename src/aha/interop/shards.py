@@ -37,7 +37,7 @@ _NO_MATTER = ("device", "batch_size")  # options that no result depends on
 
 
 class ShardRun:
-    """Pictures explained into a folder of shards, by this process or by workers that are told its `arguments`.
+    """Pictures explained into a folder of shards, by this process or by workers that get its `arguments`.
 
     Attributes:
         manifest: the file that says what the shards beside it hold.
@@ -92,8 +92,8 @@ class ShardRun:
         own = [images[index] for index in parts_of(len(images), share)]
         for start in range(0, len(own), size):
             part = own[start : start + size]
-            told = self._writer(self._read(part))
-            self.count({name: values[0] for name, values in told.items()})
+            report = self._writer(self._read(part))
+            self.count({name: values[0] for name, values in report.items()})
             on_progress(len(part))
 
     def _read(self, images: Sequence[BenchImage]) -> dict[str, list[Any]]:
@@ -112,15 +112,15 @@ class ShardRun:
             del batch["label"]
         return batch
 
-    def count(self, told: Mapping[str, Any]) -> None:
-        """Adds what a worker has told of a shard."""
-        self.done += told["done"]
-        self.skipped += told["skipped"]
-        self.failures += [Failure(key, reason) for key, reason in json.loads(told["failures"])]
+    def count(self, report: Mapping[str, Any]) -> None:
+        """Adds a worker's report on a shard."""
+        self.done += report["done"]
+        self.skipped += report["skipped"]
+        self.failures += [Failure(key, reason) for key, reason in json.loads(report["failures"])]
 
 
 class WriteShards(Explain):
-    """Explains batches, writes each as a shard, and hands on only what became of it."""
+    """Explains batches, writes each as a shard, and returns only a report on it."""
 
     def __init__(
         self, model: Any, methods: Any, target: Any, out: str | Path, *, form: Format = "parquet", **options: Any
@@ -151,16 +151,16 @@ class WriteShards(Explain):
         """How many pictures were explained and skipped, and what was wrong with the others: columns of one row."""
         states = self._states(batch)
         left = [place for place, (key, state) in enumerate(states) if not self.shelf.has(key, state)]
-        told = {"done": 0, "skipped": len(states) - len(left), "failures": "[]"}
+        report = {"done": 0, "skipped": len(states) - len(left), "failures": "[]"}
         if left:
             table = super().__call__({name: [column[place] for place in left] for name, column in batch.items()})
             is_bad = arrow().compute.is_valid(table["error"])
             failed = table.filter(is_bad)
             self.shelf.add(table.filter(arrow().compute.invert(is_bad)), dict(states[place] for place in left))
             failures = dict(zip(failed["key"].to_pylist(), failed["error"].to_pylist(), strict=True))
-            told |= {"done": len(left) - len(failures), "failures": json.dumps(list(failures.items()))}
+            report |= {"done": len(left) - len(failures), "failures": json.dumps(list(failures.items()))}
         self.shelf.drop_former(dict(states))
-        return {name: [value] for name, value in told.items()}
+        return {name: [value] for name, value in report.items()}
 
     def _states(self, batch: Batch) -> list[tuple[str, str]]:
         """Each picture's key, and the state of all that its maps depend on."""
@@ -195,7 +195,7 @@ def begin(out: Path, settings: Mapping[str, Any]) -> None:
             raise OutputError(f"{out} holds results of another {', '.join(differing)}; choose another folder")
         return
     if not record.is_file() and out.is_dir() and any(out.iterdir()):
-        raise OutputError(f"{out} holds something else than shards; choose another folder")
+        raise OutputError(f"{out} holds something other than shards; choose another folder")
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     write_record(record, {"settings": wanted, "versions": versions()})

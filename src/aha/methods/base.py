@@ -91,7 +91,7 @@ class Method(Spec):
         return replace(self, **changes) if changes else self
 
     def among(self, classes: Sequence[int]) -> Self:
-        """The same method, told which classes of an image are explained together; contrastive methods compare them."""
+        """The same method for classes of an image that are explained together; contrastive methods compare them."""
         inner = {f.name: v.among(classes) for f in fields(self) if isinstance(v := getattr(self, f.name), Method)}
         return replace(self, **inner) if inner else self
 

@@ -36,7 +36,7 @@ def guided_gradients(model: TargetModel, images: Tensor, classes: Tensor) -> Ten
         gradients = model.input_gradients(images, classes)
     if not met:
         raise CapabilityError(
-            f"guided_backprop: {model.spec} calls no activation function that is known, so there is nothing to guide; "
+            f"guided_backprop: {model.spec} calls no known activation function, so there is nothing to guide; "
             "use gradient"
         )
     return gradients

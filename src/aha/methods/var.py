@@ -68,12 +68,12 @@ class Var(Method):
         return self.inner.cost(model, size).times(count + 1)
 
     def among(self, classes: Sequence[int]) -> Self:
-        told = super().among(classes)
+        inner = super().among(classes)
         if self.classes != "grid":
-            return told
+            return inner
         if len(set(classes)) < 2:
             raise SpecError("var: classes='grid' compares the classes explained together; explain at least two")
-        return replace(told, classes=tuple(sorted(set(classes))))
+        return replace(inner, classes=tuple(sorted(set(classes))))
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
         return self.inner.reads(model, size)

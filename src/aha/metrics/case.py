@@ -90,7 +90,7 @@ class Sample:
             self._references[key] = picture if bool(picture.isfinite().all()) else None
         found = self._references[key]
         if found is None:
-            raise MetricError(f"{self.name}: {chosen} cannot be built, the class survives it")
+            raise MetricError(f"{self.name}: {chosen} does not hide the class, so it cannot be used")
         return found
 
     def blank(self, chosen: Reference, target: int) -> Tensor | None:

@@ -21,7 +21,7 @@ class Cost(Metric):
 
     Seconds depend on machine, batch size and what else is running, and include the first call's warm-up; the counts do
     not, and compare between machines. Memory is that of the batch divided by its maps (`PeakMemory` says how it is
-    measured), and is left out where it cannot be told. Whoever makes the maps measures them, so maps from elsewhere
+    measured), and is left out where it is unknown. Whoever makes the maps measures them, so maps from elsewhere
     have no cost.
     """
 

@@ -166,7 +166,7 @@ class CurveMetric(Metric):
 def refuse_adaptive(name: str, steps: Steps) -> None:
     """For numbers that are more than an area: adaptive points are chosen for the area alone."""
     if steps == "adaptive":
-        raise SpecError(f"{name}: adaptive steps are sure of plain areas only; write a number of steps")
+        raise SpecError(f"{name}: adaptive steps work for plain areas only; give a number of steps")
 
 
 def rescaled(answers: Tensor, start: Tensor, end: Tensor, *, rising: bool) -> Tensor:

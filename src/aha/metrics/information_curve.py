@@ -62,7 +62,9 @@ class InformationCurve(Metric):
         super().__post_init__()
         rises = list(self.thresholds) == sorted(self.thresholds)
         if not self.thresholds or not rises or not all(0 < t < 1 for t in (*self.thresholds, self.fraction)):
-            raise SpecError("information_curve: thresholds must ascend, and they and fraction lie between 0 and 1")
+            raise SpecError(
+                "information_curve: thresholds must increase, and they and fraction must lie between 0 and 1"
+            )
 
     def __call__(self, case: Case) -> list[Value]:
         name, clean = case.sample.name, case.sample.clean[None]

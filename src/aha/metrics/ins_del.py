@@ -29,7 +29,7 @@ class InsDel(CurveMetric):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.insert_into and len(self.insert_into) != len(self.references):
-            raise SpecError("ins_del: insert_into needs as many references as references")
+            raise SpecError("ins_del: insert_into needs one reference for each of references")
 
     def _sequences(self) -> Iterable[tuple[Kind, References]]:
         return (("delete", self.references), ("insert", self.insert_into or self.references))

@@ -53,7 +53,7 @@ def cell_region(case: Case) -> Tensor:
     """The cell (H, W) of the explained class in a mosaic."""
     cells = case.sample.cells
     if cells is None:
-        raise MetricError(f"{case.sample.name}: the image is no mosaic, it has no cells")
+        raise MetricError(f"{case.sample.name}: the image is not a mosaic, so it has no cells")
     if case.target not in cells:
         raise MetricError(f"{case.sample.name}: no cell shows class {case.target}; it has {sorted(cells)}")
     y0, x0, y1, x1 = cells[case.target]

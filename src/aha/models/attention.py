@@ -121,7 +121,7 @@ def explicit_attention(
         attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
     if attn_mask is not None:
         is_bool = attn_mask.dtype == torch.bool
-        # Subtracted, lest a rule for sums take a mask, which only shifts, for a second signal.
+        # Subtracted, so that no rule for sums takes a mask, which only shifts, for a second signal.
         logits = logits.masked_fill(~attn_mask, -math.inf) if is_bool else logits - (-attn_mask)
     weights = on_attention(logits.softmax(dim=-1))
     return F.dropout(weights, dropout_p) @ value

@@ -1,6 +1,6 @@
 """Temporary changes to a module, always undone: hooks, replaced forwards, evaluation mode, random state.
 
-Undone also after Ctrl-C, as long as it waits (`aha.core.interrupts`): whoever changes a module sees to that.
+Undone also after Ctrl-C, as long as it waits (`aha.core.interrupts`): code that changes a module has to see to that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A forward pass that is kept for a while: whoever asks about the same images finds the answer there.
+"""A forward pass that is kept for a while: questions about the same images are answered from it.
 
 Shapes: images (U, C, H, W) model inputs; outputs (U, K).
 """

@@ -64,7 +64,7 @@ def load_model(
         model: `timm:NAME[.TAG]`, `torchvision:NAME`, `hf:REPOSITORY_OR_FOLDER`, `clip:REPOSITORY_OR_FOLDER`,
             `python:PACKAGE.MODULE:FUNCTION` (your own, whose code is run), `demo:efficientnet_lite0`, or a module.
             A module stays the caller's: its device, mode and flags are never changed. Modules of timm and transformers
-            say themselves how pictures become their inputs; others are told by the options below.
+            say themselves how pictures become their inputs; for others the options below do.
         weights: a .safetensors file, or "torch:FILE" for a PyTorch file that you trust and that holds only tensors;
             fetched from the hub if left out. For a module of torchvision, the entry it was built with
             (`ResNet50_Weights.DEFAULT`), for its transforms and class names.

@@ -42,7 +42,7 @@ def randomised_copies(
 
     Layers use their own `reset_parameters`. Bare parameters are drawn from a truncated normal with deviation 0.02;
     biases become 0, and scales become the constant of their mean size. Running statistics of randomised batch norms
-    are estimated anew, because with the old ones activations explode. Layer scales that start at 1e-5 by their own
+    are estimated again, because with the old ones activations explode. Layer scales that start at 1e-5 by their own
     initialiser leave residual blocks close to the identity, as at the start of training.
 
     Args:

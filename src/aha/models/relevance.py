@@ -149,7 +149,7 @@ def layer_relevance(
     """Relevance of a layer's inputs by the epsilon rule (gamma = 0), the gamma rule, or z-plus (gamma = None).
 
     The gamma rule weighs contributions of the sign of `z_j` by `1 + gamma`. Z-plus counts positive ones; outputs that
-    have none, which matter behind activations other than ReLU, share by their negative ones lest relevance be lost.
+    have none, which matter behind activations other than ReLU, share by their negative ones: none is lost.
     """
     shift = torch.zeros((), dtype=x.dtype, device=x.device) if bias is None else bias
     if gamma == 0:

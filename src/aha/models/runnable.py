@@ -76,7 +76,7 @@ class RunnableModel:
         self.lock = lock_of(self.module)
         self._digest: tuple[object, str] = (None, "")  # of which versions of the weights, and the digest
         self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
-        # The same, and the "nanoseconds", where a kept pass answered instead: apart, since nobody has to pay for them.
+        # The same, and the "nanoseconds", where a kept pass answered instead: counted apart, since they cost nothing.
         self.spared: Counter[str] = Counter()
         self._num_classes: int | None = None
         self._is_probing = False
@@ -104,7 +104,7 @@ class RunnableModel:
     def digest(self) -> str:
         """Digest of the weights: two models with equal digests compute the same function of the same architecture.
 
-        Found once, and again after the weights were trained or loaded anew (unless behind autograd's back, by `.data`).
+        Found once, and again after the weights were trained or replaced (unless behind autograd's back, by `.data`).
         """
         versions = weight_versions(self.module)
         if self._digest[0] != versions:
@@ -206,7 +206,7 @@ class RunnableModel:
         return torch.stack([known[key] for key in keys])
 
     def spend(self, direction: Literal["forward", "backward"], images: int) -> None:
-        """Counts images that are about to go through the model; whoever listens may refuse them."""
+        """Counts images that are about to go through the model; a listener may refuse them."""
         if not self._is_probing:
             checkpoint(images, self.passes)
         self.passes[direction] += images

@@ -1,7 +1,7 @@
 """What a model is made of, found by watching one forward pass: stages, transformer blocks, attention.
 
-No library's classes are listed here. Parts are told by what they do; norms and pooling by that word in the name of
-their class (`watching.py`). A transformer block is the outermost module call around exactly one attention call that
+No library's classes are listed here. Parts are recognised by what they do; norms and pooling by that word in the name
+of their class (`watching.py`). A transformer block is the outermost module call around exactly one attention call that
 maps tokens (B, T, D) to tokens of the same shape. So a home-made ViT is read like one from timm, torchvision or
 transformers.
 """

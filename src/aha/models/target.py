@@ -135,7 +135,7 @@ class TargetModel(RunnableModel):
 
     @contextmanager
     def keeping(self, images: Tensor, captures: Captures = NOTHING, outputs: Tensor | None = None) -> Iterator[Tensor]:
-        """Inside the block these images are run once, whoever asks about them; gives their outputs (B, K).
+        """Inside the block these images are run once, for all that ask about them; gives their outputs (B, K).
 
         The pass is run at once, with the captures that are known to be wanted; where the caller has the outputs (B, K)
         and nothing else is wanted, not even that. `outputs`, `trace` and `features` then find there what they are asked

@@ -157,5 +157,5 @@ def in_brackets(texts: Sequence[str]) -> str:
 
 
 def names_of(texts: Sequence[str], is_paired: bool) -> tuple[str, ...]:
-    """Class names; one text that is scored by itself is told from its absence."""
+    """Class names; one text that is scored by itself is compared with its absence."""
     return (f"not {texts[0]}", texts[0]) if len(texts) == 1 and is_paired else tuple(texts)

@@ -46,7 +46,7 @@ class Transformed(Preprocessing):
             for picture in (noise, noise, np.zeros_like(noise), np.full_like(noise, 255))
         )
         if first.shape != again.shape or not torch.equal(first, again):
-            raise ModelError("transform= gives a picture another input each time; pass the one without augmentation")
+            raise ModelError("transform= turns the same picture into different inputs; pass one without augmentation")
         height, width = first.shape[-2:]
         low, high = (values[:, height // 2, width // 2].double() for values in (black, white))
         if mean is None or std is None:

@@ -74,7 +74,7 @@ class Lead(NamedTuple):
 
     @property
     def is_sure(self) -> bool:
-        """Can it be told from nothing?"""
+        """Does it differ from zero by more than its error?"""
         return self.mean > _SURE * self.error
 
     def __str__(self) -> str:

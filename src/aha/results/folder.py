@@ -313,7 +313,7 @@ def read_items(folder: Path) -> Found:
     journal, path = folder / JOURNAL, folder / MANIFEST
     lines = list(sound_lines([journal], _is_item)) if journal.is_file() else []
     lines.sort(key=lambda line: line.turn)
-    # Whether they are fresh cannot be told of what nothing guards.
+    # Without a checksum nothing shows whether they are fresh.
     items = [_record(line.record(), is_guarded=line.turn > 0) for line in lines]
     if any(line.turn > 0 for line in lines) or not path.is_file():
         return Found(items, [])
@@ -323,7 +323,7 @@ def read_items(folder: Path) -> Found:
         if not all(map(_is_known, listed)):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise OutputError(f"{path} is not a manifest of ours; choose another folder") from None
+        raise OutputError(f"{path} is not a manifest of aha explain; choose another folder") from None
     return Found(items, [_record(item, is_guarded=False) for item in listed], *map(str, header))
 
 

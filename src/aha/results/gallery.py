@@ -24,7 +24,7 @@ _MAX_WIDTH = 480
 _QUALITY = 84
 # Denser than elsewhere because cells are small; signed evidence, mostly in single pixels, would drown otherwise.
 _OPACITY, _SIGNED_OPACITY = 0.7, 0.95
-_STOPS = 12  # enough that a CSS gradient is not told from the colour map
+_STOPS = 12  # enough for a CSS gradient to look like the colour map
 
 
 @dataclass(frozen=True)

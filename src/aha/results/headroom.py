@@ -1,7 +1,7 @@
 """Headroom: how much of what is possible on an image a method reaches.
 
 (method - random) / (oracle - random) of Insertion minus Deletion on the same image, where the oracle is the best order
-that `search` found. It is derived from scores that are there: whoever scores `search` and `random_map` beside other
+that `search` found. It is derived from scores that are there: if `search` and `random_map` are scored beside other
 methods has it, and its name says what the oracle was allowed to spend.
 """
 

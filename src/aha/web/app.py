@@ -29,7 +29,7 @@ def create_app(
     report: Callable[[str], None] = lambda line: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> Guard:
-    """The application, behind its guard; `report` hears of errors that nobody foresaw, `on_end` is called last."""
+    """The application, behind its guard; `report` is called with unexpected errors, `on_end` last."""
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:

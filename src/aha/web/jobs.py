@@ -28,7 +28,7 @@ class Busy(AhaError):
 
 
 class Cancelled(BaseException):
-    """Nobody wants the result any more. Not an `Exception`, lest a method that tries things out swallows it."""
+    """Nobody wants the result any more. Not an `Exception`, so that no method that tries things out swallows it."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Jobs:
         max_waiting: jobs that may wait in all; more are refused.
         max_per_owner: jobs of one visitor that may wait or run.
         max_seconds: longest time that a job may run.
-        report: told in one line of errors that nobody foresaw.
+        report: called with one line for each unexpected error.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Which texts a visitor may name.
 
-Texts are parsed by `aha.core.spec`, so nothing is executed. But some methods read files that they are told, and any of
-them can be told to work for a year: both are refused here, before anything is computed.
+Texts are parsed by `aha.core.spec`, so nothing is executed. But some methods read files that their text names, and any
+of them can be made to work for a year: both are refused here, before anything is computed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def specs_in(spec: Spec) -> Iterator[tuple[Spec, int]]:
 
 def _check(spec: Spec, explainers: Collection[str], depth: int) -> None:
     if depth > _DEEPEST:
-        raise SpecError(f"the explorer allows methods inside methods, {_DEEPEST} deep at the most")
+        raise SpecError(f"the explorer allows methods inside methods, {_DEEPEST} deep at most")
     if isinstance(spec, ReferenceImage):
         raise SpecError("the explorer reads no files that a method names")
     if isinstance(spec, AHA) and spec.explainer not in ("", *explainers):

@@ -69,7 +69,7 @@ async def body_of(request: Request, most: int, room: Room) -> AsyncIterator[byte
     length = request.headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit():
         raise Refused(400, "the content length is not a number")
-    too_large = Refused(413, f"too large; at most {most // 2**10:,} KB are taken")
+    too_large = Refused(413, f"too large; at most {most // 2**10:,} KB are accepted")
     if len(length) > 15 or int(length) > most:
         raise too_large
     content = bytearray()
@@ -147,7 +147,7 @@ class Fields:
         return [Fields({name: value}).take(name, kind) for value in values]
 
     def end(self) -> None:
-        """Refuses what nobody asked for."""
+        """Refuses fields that are left over."""
         if self._left:
             raise Refused(400, f"unknown field {next(iter(self._left))[:40]!r}")
 

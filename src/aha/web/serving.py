@@ -81,7 +81,7 @@ def chosen_token(host: str, token: str) -> str:
 
 
 def serve(app: Guard, host: str, port: int, on_ready: Callable[[str], None] = lambda address: None) -> None:
-    """Serves until interrupted; `on_ready` is told the address when the port is open.
+    """Serves until interrupted; `on_ready` is called with the address when the port is open.
 
     Raises:
         OutputError: The port cannot be had.
@@ -91,7 +91,7 @@ def serve(app: Guard, host: str, port: int, on_ready: Callable[[str], None] = la
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(_BACKLOG)  # now: whoever is told the address may come before the server is ready
+        listener.listen(_BACKLOG)  # now: visitors may come before the server is ready
     except OSError as error:
         listener.close()
         raise OutputError(
@@ -145,7 +145,7 @@ def _with_explainers(served: Sequence[Served], folders: Sequence[Path]) -> list[
     for folder in folders:
         if str(folder) not in used:
             raise ModelError(
-                f"the explainer in {folder} was trained for {named[folder].config.target}, not on offer here"
+                f"the explainer in {folder} was trained for {named[folder].config.target}, which is not served here"
             )
     return result
 

@@ -172,7 +172,7 @@ class _Ends:
         return ahead, behind
 
     def subsets(self, ahead: Sequence[int], behind: Sequence[int]) -> list[int]:
-        """What the candidates' gains and losses are told by."""
+        """What the candidates' gains and losses are estimated by."""
         shown, left = self._shown, self._left
         return [shown, left, *(shown | 1 << part for part in ahead), *(left ^ 1 << part for part in behind)]
 

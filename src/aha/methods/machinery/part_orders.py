@@ -52,7 +52,7 @@ class PartGame:
         return [question for question in wanted if question not in self.answers]
 
     def is_known(self, subset: int) -> bool:
-        """Can its worth be told without asking?"""
+        """Is its worth known without asking the model?"""
         return all(question in self.answers for question in self.questions(subset))
 
     def worth(self, subset: int) -> float:

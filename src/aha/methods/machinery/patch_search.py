@@ -1,4 +1,4 @@
-"""Greedy search for an order of patches, with the model's responses as the judge.
+"""Greedy search for an order of patches, scored by the model's responses.
 
 Shapes: N patches of one image; masks (R, N), true where the image shows; responses (R,).
 """

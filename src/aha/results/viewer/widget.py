@@ -29,7 +29,7 @@ def _widget_class() -> Any:
     except ImportError:
         raise MissingExtra("the widget", "notebook") from None
 
-    # Made here, not at the top, so that nobody needs the library who wants no widget.
+    # Made here, not at the top, so that the library is needed for widgets only.
     return type(
         "ExplanationWidget",
         (anywidget.AnyWidget,),
