@@ -259,6 +259,16 @@ def test_command_exists_with_all_its_options(place: str, command: str, monkeypat
 # The diagram
 
 
+def test_files_that_are_named_exist() -> None:
+    invented = {"src/aha/methods/my_method.py"}  # what a reader is to write
+    named = {
+        (page, path) for page in PAGES for path in re.findall(r"`([a-z_]+/[a-z_/]*\.py)`", page.read_text("utf-8"))
+    }
+    places = (ROOT, ROOT / "src" / "aha")
+    gone = [(page.name, path) for page, path in named if not any((place / path).is_file() for place in places)]
+    assert len(named) > 50 and [one for one in gone if one[1] not in invented] == []
+
+
 def test_diagram_shows_the_layers() -> None:
     """`test_layers.py` compares these layers with every import, so a picture that equals them is true."""
     (diagram,) = (block for block in BLOCKS["docs/architecture.md"] if block.language == "text")
@@ -266,7 +276,7 @@ def test_diagram_shows_the_layers() -> None:
     assert drawn == [set(line.split()) for line in reversed(LAYERS.strip().splitlines())]
 
 
-def test_doors_are_listed() -> None:
+def test_importers_are_listed() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.+?) \| (.+?) \|$", text, re.MULTILINE)
     listed = {
