@@ -162,10 +162,32 @@ def test_how_good_it_could_be_is_looked_for_when_asked(sized: Any) -> None:
     sized.locator("#best").click()
     until(sized, "document.querySelectorAll('#plot .band').length === 1")
     assert "found by search" in sized.text_content("#legend")
+    assert "to the best known (100 %): " in sized.text_content("#legend .room")
     deleting = sized.get_attribute("#plot .band", "points")
     sized.locator("input[name=kind][value=insert]").check(force=True)
     frames(sized)
     assert sized.get_attribute("#plot .band", "points") != deleting
+
+
+# Orders with the same score for every reference, as the scrubber asks for them.
+_ROOM = """async ({ bounds, orders }) => {
+  const { roomOf } = await import("/static/scrubber.js");
+  const room = roomOf(bounds, orders, (one) => one.score);
+  return room && { best: room.best.name, texts: orders.map(room.textOf) };
+}"""
+
+
+def test_no_method_takes_more_than_all_of_the_room(page: Any) -> None:
+    floor, searched = {"kind": "random", "name": "random", "score": 0.1}, {"kind": "searched", "name": "search", "score": 0.3}
+    orders = [{"name": name, "score": score} for name, score in (("a", 0.2), ("b", 0.5), ("c", 0.0))]
+    found = page.evaluate(_ROOM, {"bounds": [floor, searched], "orders": orders})
+    assert found["best"] == "b"  # a search over few parts may stay behind a map of pixels
+    assert found["texts"] == [", 25 % of the best known", ", 100 % of the best known", ", below random pixels"]
+    weak = page.evaluate(_ROOM, {"bounds": [floor, searched], "orders": orders[:1]})
+    assert (weak["best"], weak["texts"]) == ("search", [", 50 % of the best known"])
+    assert page.evaluate(_ROOM, {"bounds": [floor], "orders": orders}) is None  # nobody asked yet
+    flat = page.evaluate(_ROOM, {"bounds": [floor, {**searched, "score": 0.11}], "orders": [{"name": "a", "score": 0.1}]})
+    assert flat["texts"] == [""]
 
 
 def test_why_not_the_class_that_was_expected(sized: Any) -> None:

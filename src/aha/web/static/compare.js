@@ -1,7 +1,7 @@
 // Maps side by side on linked views, of one model or of two, and the scrubber under them.
 
 import { Stopped } from "./api.js";
-import { BEST, Bound, RANDOM } from "./bounds.js";
+import { SEARCH, Bound, RANDOM } from "./bounds.js";
 import { $, make, progressRow, say } from "./dom.js";
 import { askMaps, lens, sceneOf } from "./scene.js";
 import { Scrubber } from "./scrubber.js";
@@ -10,6 +10,7 @@ import { Tile } from "./tile.js";
 
 let tiles = [];
 let places = []; // one for each model that is shown: { model, target, label, scene, side, isOther }
+let former = []; // tiles that were removed: what they reached stays known
 let bounds = []; // curves that say what is little and what is much
 let generation = 0;
 let scrubber;
@@ -26,7 +27,7 @@ export const settled = () => Promise.all(tiles.filter(isFirst).map((tile) => til
 export function clear({ isAnotherPicture = true } = {}) {
   generation++;
   for (const bound of bounds) bound.stop();
-  bounds = [];
+  [bounds, former] = [[], []];
   $("best-status").replaceChildren();
   if (isAnotherPicture) for (const place of places) place.scene = null;
   for (const tile of tiles) tile.blank();
@@ -49,10 +50,10 @@ export async function reload(wanted) {
 
 /** Looks for an order of pixels that the score rewards, which takes a while: only when asked. */
 async function lookForBest() {
-  if (!places.length || bounds.some((bound) => bound.kind === BEST.kind)) return;
+  if (!places.length || bounds.some((bound) => bound.kind === SEARCH.kind)) return;
   if (!bounds.some((bound) => bound.kind === RANDOM.kind)) bounds.push(new Bound(RANDOM, places[0], changed)); // the floor of the band
   const tell = (...told) => $("best-status").replaceChildren(...told);
-  const found = new Bound(BEST, places[0], changed, {
+  const found = new Bound(SEARCH, places[0], changed, {
     onState: (job) => tell(progressRow(job, () => found.stop())), onFound: () => tell("An order is found; its curves are measured …"),
   });
   bounds.push(found);
@@ -100,7 +101,9 @@ function arrange() {
 
 function remove(method) {
   state.methods = state.methods.filter((one) => one !== method);
-  for (const tile of tiles.filter((one) => one.method === method)) tile.close();
+  const removed = tiles.filter((one) => one.method === method);
+  for (const tile of removed) tile.close();
+  former.push(...removed);
   tiles = tiles.filter((tile) => tile.method !== method);
   arrange();
 }
@@ -126,7 +129,7 @@ export async function add(method) {
 
 function changed() {
   remember();
-  scrubber.set([...tiles], bounds);
+  scrubber.set([...tiles], bounds, former);
   const link = $("download"), keys = mapKeys();
   if (keys.length) link.href = `/api/bundle?maps=${keys.join(",")}`;
   else link.removeAttribute("href");

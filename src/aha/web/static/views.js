@@ -1,6 +1,6 @@
 // The views, of which one is open, and the model they look at.
 
-import { BEST } from "./bounds.js";
+import { SEARCH } from "./bounds.js";
 import * as contrast from "./contrast.js";
 import { $, make } from "./dom.js";
 import * as paint from "./paint.js";
@@ -36,7 +36,7 @@ export function chooseModel(name) {
   $("model").value = session.model.name;
   $("method-hints").replaceChildren(...session.model.methods.map((one) => make("option", { value: one.text }, one.summary)));
   if (!state.methods.length) state.methods = [...session.model.suggested];
-  $("best").hidden = !session.model.methods.some((one) => one.text === BEST.needs);
+  $("best").hidden = !session.model.methods.some((one) => one.text === SEARCH.needs);
   const others = session.about.models.filter((one) => one !== session.model);
   if (!others.some((one) => one.name === state.other)) state.other = "";
   $("other-label").hidden = !others.length;

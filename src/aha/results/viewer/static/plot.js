@@ -24,9 +24,9 @@ export class Plot {
 
   /**
    * Lines: { colour, name, fractions, heights, isMain, isOther }; in grey, what random pixels and an order that was
-   * searched for give: { name, kind, fractions, heights }, with a band between the two.
+   * searched for give: { name, kind, fractions, heights }, and a band between two curves: { name, low, high }.
    */
-  draw(lines, { isProbability, label, bounds = [] }) {
+  draw(lines, { isProbability, label, bounds = [], band = null }) {
     this.lines = lines;
     const all = [...lines, ...bounds].flatMap((line) => line.heights);
     this.low = isProbability ? 0 : Math.min(0, ...all);
@@ -38,7 +38,7 @@ export class Plot {
       return [svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }),
         svg("text", { x: LEFT - 8, y: y + 4, "text-anchor": "end" }, isProbability ? show(value) : value.toPrecision(2))];
     });
-    const limits = [...this.band(bounds), ...bounds.map((line) => this.path(line, `bound ${line.kind}`))];
+    const limits = [...(band ? [this.filled(band)] : []), ...bounds.map((line) => this.path(line, `bound ${line.kind}`))];
     const paths = [...lines].sort((a, b) => a.isMain - b.isMain).map((line) =>
       this.path(line, `c${line.colour}${line.isMain ? "" : " other"}${line.isOther ? " dashed" : ""}`));
     this.cursor = svg("line", { class: "cursor", x1: LEFT, x2: LEFT, y1: TOP, y2: HEIGHT - BOTTOM });
@@ -55,12 +55,8 @@ export class Plot {
 
   points(line) { return line.fractions.map((f, i) => `${this.x(f).toFixed(1)} ${this.y(line.heights[i]).toFixed(1)}`); }
 
-  /** The room there is for any order of pixels. */
-  band(bounds) {
-    const [floor, best] = ["random", "best"].map((kind) => bounds.find((line) => line.kind === kind));
-    if (!floor || !best) return [];
-    const points = [...this.points(best), ...this.points(floor).reverse()].join(",");
-    return [svg("polygon", { class: "band", points }, svg("title", {}, "between random pixels and the order that search found"))];
+  filled({ name, low, high }) {
+    return svg("polygon", { class: "band", points: [...this.points(high), ...this.points(low).reverse()].join(",") }, svg("title", {}, name));
   }
 
   x(share) { return LEFT + share * (WIDTH - LEFT - RIGHT); }

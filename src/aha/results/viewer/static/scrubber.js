@@ -6,14 +6,23 @@ import { View } from "./lens.js";
 import { paintPerturbed } from "./pixels.js";
 import { legendEntry, Plot } from "./plot.js";
 
-const LEAST_ROOM = 0.02; // a search that is hardly above random leaves nothing to share out
+const LEAST_ROOM = 0.02; // where the best is hardly above random, there is nothing to share out
 let made = 0;
 
-/** How much of what search reaches a score does, as a text: 0 % is random pixels, 100 % the order that was found. */
-function roomOf(bounds, scoreOf) {
-  const [floor, best] = ["random", "best"].map((kind) => bounds.find((bound) => bound.kind === kind));
-  const width = floor && best ? scoreOf(best) - scoreOf(floor) : 0;
-  return (score) => (width < LEAST_ROOM || score === null ? "" : `, ${Math.round((100 * (score - scoreOf(floor))) / width)} % of what search finds`);
+/**
+ * The room for any order of pixels: from random ones to the best known, be it the search's or a method's; null before a
+ * search. `textOf` says how far an order gets in it, unless there is hardly any.
+ */
+export function roomOf(bounds, orders, scoreOf) {
+  const [floor, searched] = ["random", "searched"].map((kind) => bounds.find((bound) => bound.kind === kind));
+  if (!floor || !searched) return null;
+  const best = [searched, ...orders].reduce((one, other) => (scoreOf(other) > scoreOf(one) ? other : one));
+  const width = scoreOf(best) - scoreOf(floor);
+  const textOf = (order) => {
+    const share = Math.round((100 * (scoreOf(order) - scoreOf(floor))) / width);
+    return width < LEAST_ROOM ? "" : share < 0 ? ", below random pixels" : `, ${share} % of the best known`;
+  };
+  return { floor, best, textOf };
 }
 
 export class Scrubber {
@@ -22,7 +31,7 @@ export class Scrubber {
    * `onReference` of another reference, for those who then have something to measure.
    */
   constructor(place, lens, { choice, references, name = "", onChange = () => {}, onReference = () => {} }) {
-    Object.assign(this, { choice, onChange, onReference, tiles: [], bounds: [], isDue: false, group: `kind-${made++}` });
+    Object.assign(this, { choice, onChange, onReference, tiles: [], bounds: [], former: [], isDue: false, group: `kind-${made++}` });
     const id = (own) => (name ? { id: own } : {});
     this.canvas = make("canvas", { ...id("scrub-view"), width: 448, height: 448, tabIndex: 0, "aria-label": "The picture with pixels removed" });
     this.by = make("select", { ...id("by"), on: { change: () => { choice.by = Number(this.by.value); this.draw(); } } });
@@ -48,10 +57,10 @@ export class Scrubber {
 
   /**
    * What there is to scrub: tiles with name, colour, label, map, picture, curves by reference and `referenceView`;
-   * bounds with name, kind and curves by reference.
+   * bounds with name, kind and curves by reference; former tiles are not shown, but what they reached is known.
    */
-  set(tiles, bounds = []) {
-    [this.tiles, this.bounds] = [tiles, bounds];
+  set(tiles, bounds = [], former = []) {
+    Object.assign(this, { tiles, bounds, former });
     this.choice.by = Math.min(this.choice.by, Math.max(0, tiles.length - 1));
     this.by.replaceChildren(...tiles.map((tile, i) => make("option", { value: i, selected: i === this.choice.by }, tile.name)));
     this.draw();
@@ -64,16 +73,18 @@ export class Scrubber {
     const curveOf = (one) => ({ fractions: one.curves[reference].fractions, heights: one.curves[reference][side] });
     const measured = this.tiles.filter((tile) => tile.curves?.[reference]);
     const bounds = this.bounds.filter((bound) => bound.curves?.[reference]);
+    const scoreOf = (one) => one.curves?.[reference]?.ins_del ?? null;
+    const room = roomOf(bounds, [...measured, ...this.former].filter((tile) => !tile.isOther && scoreOf(tile) !== null), scoreOf);
     this.plot.draw(measured.map((tile) => ({ name: tile.name, colour: tile.colour, isOther: tile.isOther, isMain: tile === this.tiles[by], ...curveOf(tile) })), {
       isProbability: measured[0]?.isProbability ?? true,
       bounds: bounds.map((bound) => ({ name: bound.name, kind: bound.kind, ...curveOf(bound) })),
+      band: room && { name: `between random pixels and the best known, ${room.best.name}`, low: curveOf(room.floor), high: curveOf(room.best) },
       label: kind === "delete" ? "share of pixels deleted" : "share of pixels inserted",
     });
-    const scoreOf = (one) => one.curves?.[reference]?.ins_del ?? null;
-    const room = roomOf(bounds, scoreOf);
     this.legend.replaceChildren(
-      ...this.tiles.map((tile) => legendEntry(tile.colour, tile.name, scoreOf(tile), tile.isOther, tile.isOther ? "" : room(scoreOf(tile)))),
-      ...bounds.map((bound) => make("span", { class: `bound ${bound.kind}` }, `${bound.name}  ${show(bound.curves[reference].ins_del)}`)));
+      ...this.tiles.map((tile) => legendEntry(tile.colour, tile.name, scoreOf(tile), tile.isOther, room && !tile.isOther && scoreOf(tile) !== null ? room.textOf(tile) : "")),
+      ...bounds.map((bound) => make("span", { class: `bound ${bound.kind}` }, `${bound.name}  ${show(scoreOf(bound))}`)),
+      ...(room ? [make("span", { class: "bound room" }, `from random pixels (0 %) to the best known (100 %): ${room.best.name}`)] : []));
     this.scrub();
   }
 
