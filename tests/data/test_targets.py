@@ -155,6 +155,13 @@ def test_words_inside_imagenets_names() -> None:
     assert index_of("tabby cat", names) == index_of("Tabby", names) == 281  # another name of the same class
     with pytest.raises(TargetError, match=r"did you mean .*retriever"):
         index_of("retriever", names)
+    for misspelt, meant in (
+        ("catt", "tabby, tiger cat"),
+        ("Persion cat", "Persian cat"),
+        ("goldn retriever", "golden"),
+    ):
+        with pytest.raises(TargetError, match=f"did you mean .*{meant}"):
+            index_of(misspelt, names)
 
 
 def test_classes_of_a_contrast_by_name(model: TargetModel, images: Tensor) -> None:

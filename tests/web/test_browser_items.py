@@ -178,7 +178,10 @@ _ROOM = """async ({ bounds, orders }) => {
 
 
 def test_no_method_takes_more_than_all_of_the_room(page: Any) -> None:
-    floor, searched = {"kind": "random", "name": "random", "score": 0.1}, {"kind": "searched", "name": "search", "score": 0.3}
+    floor, searched = (
+        {"kind": "random", "name": "random", "score": 0.1},
+        {"kind": "searched", "name": "search", "score": 0.3},
+    )
     orders = [{"name": name, "score": score} for name, score in (("a", 0.2), ("b", 0.5), ("c", 0.0))]
     found = page.evaluate(_ROOM, {"bounds": [floor, searched], "orders": orders})
     assert found["best"] == "b"  # a search over few parts may stay behind a map of pixels
@@ -186,7 +189,9 @@ def test_no_method_takes_more_than_all_of_the_room(page: Any) -> None:
     weak = page.evaluate(_ROOM, {"bounds": [floor, searched], "orders": orders[:1]})
     assert (weak["best"], weak["texts"]) == ("search", [", 50 % of the best known"])
     assert page.evaluate(_ROOM, {"bounds": [floor], "orders": orders}) is None  # nobody asked yet
-    flat = page.evaluate(_ROOM, {"bounds": [floor, {**searched, "score": 0.11}], "orders": [{"name": "a", "score": 0.1}]})
+    flat = page.evaluate(
+        _ROOM, {"bounds": [floor, {**searched, "score": 0.11}], "orders": [{"name": "a", "score": 0.1}]}
+    )
     assert flat["texts"] == [""]
 
 

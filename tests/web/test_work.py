@@ -6,15 +6,19 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from asking import MODEL, asked, finished, make_bench, make_client, png, upload
 from starlette.testclient import TestClient
 
+from aha.api import explain
 from aha.errors import AhaError
+from aha.learned.explainer import Explainer
 from aha.methods import load_method
 from aha.models import TargetModel
 from aha.web.jobs import Busy, Job, Jobs
@@ -266,6 +270,20 @@ def test_refinement_tells_each_step_as_it_comes(shown_bench: Workbench, monkeypa
     assert [part["step"] for part in told["parts"]] == [0, 1] and told["progress"] == 0.5
     gate.set()
     assert shown_bench.jobs.wait(state["key"], 120).status == "done"  # type: ignore[union-attr]
+
+
+def test_steps_of_a_refinement_are_the_methods_own_maps(
+    shown_bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Explainer, "calibrated", lambda _explainer, maps: 3 * maps + 7)
+    served, key = shown_bench.model(MODEL), shown_bench.pictures.add(png(9), "a.png")["key"]
+    state = refinement.ask_refinement(shown_bench, "x", key, MODEL, 3, rounds=1)
+    job = shown_bench.jobs.wait(state["key"], 120)
+    assert job is not None and job.status == "done"
+    batch = shown_bench.pictures.batch(key, served.model)
+    for part, method in zip(job.parts, (replace(served.explainers[0], refine=step) for step in (0, 1)), strict=True):
+        own = torch.from_numpy(shown_bench.store.array(part["map"], "values"))
+        assert torch.allclose(own, explain(served.model, batch, method, 3).maps[0], atol=1e-4)
 
 
 def test_many_visitors_at_once(client: TestClient, picture: str, monkeypatch: pytest.MonkeyPatch) -> None:

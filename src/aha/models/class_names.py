@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import lru_cache
+from itertools import product
 
 from aha.core.registry import nearest_names
 from aha.errors import TargetError
 from aha.models.habits import imagenet_names
 
 _MOST_OFFERED = 5
+_ALIKE = 0.8  # of words, as difflib measures it: "catt" and "cat"
 
 
 def index_of(name: str, names: Sequence[str] | None) -> int:
@@ -24,12 +27,23 @@ def index_of(name: str, names: Sequence[str] | None) -> int:
     found = [index for index, words in enumerate(synonyms) if wanted in words]
     if len(found) == 1:
         return found[0]
-    offered = [list(names or ())[index] for index in with_words(wanted, synonyms)[:_MOST_OFFERED]]
-    offered = offered or nearest_names(wanted, known)
+    offered = perhaps_meant(name, names or ())
     advice = (
         f"did you mean {', '.join(offered)}?" if offered else "write top1, top5, label, a class index or a class name"
     )
     raise TargetError(f"unknown target {name!r}; {advice}")
+
+
+def perhaps_meant(name: str, names: Sequence[str]) -> list[str]:
+    """Classes that have these words, else one that is spelt much like them, else the names most like all of it."""
+    wanted, synonyms = name.strip().lower(), synonyms_of(tuple(names))
+    found = with_words(wanted, synonyms)
+    if not found:
+        spelt = {word for known in synonyms for one in known for word in _words(one)}
+        close = [get_close_matches(word, spelt, cutoff=_ALIKE) for word in _words(wanted)]
+        found = sorted({i for words in product(*close) for i in with_words(" ".join(words), synonyms)})
+    originals = {known.lower(): known for known in names}
+    return [names[i] for i in found[:_MOST_OFFERED]] or [originals[near] for near in nearest_names(wanted, originals)]
 
 
 def with_words(wanted: str, synonyms: Sequence[Sequence[str]]) -> list[int]:

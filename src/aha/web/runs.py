@@ -19,6 +19,7 @@ from aha.bench.runner import OLD_RECORD
 from aha.bench.store import ROWS
 from aha.errors import OutputError
 from aha.metrics import ARROWS, directions
+from aha.metrics.curves import AVERAGE
 from aha.results.score_table import Row, Scores, SummaryRow, rows_of
 from aha.web.payloads import RunColumn, RunImage, RunMean, RunOverview
 
@@ -67,7 +68,8 @@ class Run:
 
     def _columns(self, arrows: Mapping[str, str]) -> list[RunColumn]:
         """What was measured, apart for each protocol and reference, with a title that tells it from the others."""
-        columns = dict.fromkeys((row.metric, row.protocol, row.reference) for row in self.rows)
+        columns = list(dict.fromkeys((row.metric, row.protocol, row.reference) for row in self.rows))
+        columns.sort(key=lambda column: column[2] != AVERAGE)  # what sums up the others is seen without scrolling
         many = len({protocol for _, protocol, _ in columns}) > 1
         return [
             {

@@ -16,7 +16,7 @@ from aha.web.jobs import Job
 from aha.web.payloads import RefinementResult, State
 from aha.web.policy import allowed_reference
 from aha.web.questions.curves import STEPS, curve_protocol, put_curves
-from aha.web.questions.maps import known_map, put_map
+from aha.web.questions.maps import known_map, map_key, put_map
 from aha.web.workbench import Workbench
 
 ROUNDS = 5
@@ -47,9 +47,11 @@ def ask_refinement(
         for step in in_parts(range(rounds + 1)):
             maps, losses = next(refining)
             seconds = time.perf_counter() - before
-            values = maps[0].cpu()
+            values = (found.calibrated(maps) if base.calibrated else maps)[0].cpu()  # as the method itself gives them
             method = replace(base, refine=step)
-            own = put_map(bench, served, picture, method, target, values, score=score, seconds=seconds)
+            own = map_key(bench, served, picture, method, target)
+            if bench.store.find("results", own) is None:
+                put_map(bench, served, picture, method, target, values, score=score, seconds=seconds)
             curves = put_curves(bench, own, known_map(bench, own), sample, values, protocol)
             job.parts.append({"step": step, "map": own, "curves": curves, "loss": float(losses[0])})
         record: RefinementResult = {

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from aha.core.registry import nearest_names
+from aha.models.class_names import perhaps_meant
 from aha.web.payloads import ClassSearch, NamedClass, SeveralMaps, State
 from aha.web.questions.change import ask_change
 from aha.web.questions.classes import ask_classes
@@ -127,7 +127,7 @@ def _question(path: str, ask: Callable[..., State | SeveralMaps], taken: Callabl
 def _near(served: Served, search: str) -> list[str]:
     """Names that were perhaps meant, where nothing fits."""
     names = [served.model.class_name(index) for index in range(served.model.num_classes)]
-    return [] if _matching(served, search) else nearest_names(search, names)
+    return [] if _matching(served, search) else perhaps_meant(search, names)
 
 
 def _matching(served: Served, search: str) -> list[NamedClass]:

@@ -35,9 +35,10 @@ export class Change {
     for (const place of [this.sentence, this.reading, this.status, this.legend]) place.replaceChildren();
   }
 
-  /** For a contrast, from what the model says to what was expected. */
-  async ask(contrast, first, second) {
+  /** For a contrast, from what the model says to what was expected, in the colours of the two. */
+  async ask(contrast, first, second, colours) {
     this.reset();
+    colours.forEach((rgb, i) => this.element.style.setProperty(`--c${i}`, `rgb(${rgb.join(" ")})`));
     this.controller = new AbortController();
     const { signal } = this.controller;
     this.element.hidden = false;
@@ -59,7 +60,7 @@ export class Change {
   draw() {
     const { first, second, fractions, scores, place, says } = this.found;
     this.result.hidden = false;
-    this.plot.draw([first, second].map((one, i) => ({ colour: i, name: one.label, isMain: i === 0, fractions, heights: scores[i] })),
+    this.plot.draw([first, second].map((one, i) => ({ colour: i, name: one.label, isMain: true, fractions, heights: scores[i] })),
       { isProbability: this.found.is_probability, label: `share of pixels for ${first.label} that are gone` });
     this.legend.replaceChildren(...[first, second].map((one, i) => make("span", { class: `c${i}` }, one.label)));
     this.sentence.textContent = place === null

@@ -68,7 +68,7 @@ async function ask(place, methods, turn) {
   const answers = await askMaps({ picture: state.picture, model: place.model, methods, target: place.target });
   if (turn !== generation) return false;
   const refused = answers.filter((answer) => answer.error);
-  if (refused.length) say(refused.map((one) => `${one.method}: ${one.error}`).join(" "), { calm: refused.length < answers.length });
+  if (refused.length) say(refused.map((one) => (one.error.includes(one.method) ? one.error : `${one.method}: ${one.error}`)).join(" "), { calm: refused.length < answers.length });
   if (!place.isOther) state.methods = state.methods.filter((method) => !refused.some((one) => one.method === method));
   const accepted = answers.filter((answer) => !answer.error);
   const added = accepted.map((answer) => {

@@ -69,6 +69,7 @@ async function compute() {
   const classes = compared(best);
   if (classes.length < 2) return;
   parts.classes.textContent = classes.map(labelOf).join(" against ");
+  name(classes.map(labelOf));
   const onState = (job) => parts.status.replaceChildren(progressRow(job, () => { controller.abort(); parts.status.textContent = "Cancelled."; }));
   try {
     const question = { picture: state.picture, model: state.model, method: state.rule, classes };
@@ -77,9 +78,6 @@ async function compute() {
     if (turn !== generation) return;
     found = { ...record, maps: floats(maps, record.units.maps), shares: floats(shares), won: floats(won, record.units.won) };
     parts.status.replaceChildren();
-    for (const [place, chosen] of [[parts.first, 0], [parts.second, 1]]) {
-      place.replaceChildren(...found.classes.map((one, i) => make("option", { value: i, selected: i === chosen }, one.label)));
-    }
     await paint();
     askChange();
   } catch (error) {
@@ -87,9 +85,15 @@ async function compute() {
   }
 }
 
+/** What there is to choose from: the first class rather than the second. */
+function name(labels) {
+  [parts.first, parts.second].forEach((place, chosen) => place.replaceChildren(...labels.map((label, i) => make("option", { value: i, selected: i === chosen }, label))));
+}
+
 function askChange() {
   const [first, second] = [parts.first, parts.second].map((choice) => found?.classes[Number(choice.value)]?.index);
-  if (found && first !== second) parts.change.ask(found.key, first, second);
+  const colours = [parts.first, parts.second].map((choice) => found?.colours[Number(choice.value)]);
+  if (found && first !== second) parts.change.ask(found.key, first, second, colours);
   else parts.change.reset();
 }
 

@@ -164,7 +164,7 @@ function report(found) {
   if (!found.share) before = found;
   const [own] = found.classes, first = before?.classes.find((one) => one.index === own.index);
   const gone = `${(100 * found.share).toFixed(found.share < 0.1 ? 1 : 0)} %`;
-  parts.reading.replaceChildren(`Without ${gone} of the picture: ${own.label} `, make("b", { title: String(own.score) }, precise(own.score)),
+  parts.reading.replaceChildren(`${found.share ? `Without ${gone}` : "With all"} of the picture: ${own.label} `, make("b", { title: String(own.score) }, precise(own.score)),
     ...(first && found.share ? [` (${precise(first.score)} with all of it)`] : []));
   const isSame = found.best === (before?.best ?? found.best);
   parts.note.textContent = isSame ? "" : `The model now says ${found.classes.find((one) => one.index === found.best).label}, not ${labelOf(before.best)}.`;

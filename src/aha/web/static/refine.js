@@ -92,7 +92,7 @@ async function showStep() {
   const chosen = Math.min(state.step, steps.length - 1), step = steps[chosen], turn = generation;
   if (!step) return;
   [parts.slider.max, parts.slider.value] = [steps.length - 1, chosen];
-  const picture = await modelView(state.picture, state.model), signed = isSigned(step.map, state.signed);
+  const picture = await modelView(state.picture, state.model), signed = isSigned(steps[0].map, state.signed); // of all steps alike, so that colours mean the same
   const table = await colourTable(colourMapOf(state, signed));
   if (turn !== generation) return;
   parts.view.show(paintMap(picture, step.map, { ...state, mode: "overlay", signed, table }));

@@ -34,6 +34,7 @@ async function load(number) {
       return make("td", {}, text);
     })));
     const method = select("run-method", run.methods), metric = select("run-metric", columns.map((column) => column.title));
+    metric.selectedIndex = Math.max(0, columns.findIndex((column) => column.metric === "ins_del"));
     const images = make("div", { class: "scroll", id: "run-images" });
     const list = () => listImages(number, method.value, columns[metric.selectedIndex], images);
     method.addEventListener("change", list);
@@ -42,7 +43,7 @@ async function load(number) {
       make("p", { class: "note" }, `${run.images} images, ${run.model || "model not recorded"}`),
       ...(run.has_report ? [make("a", { href: `/api/runs/${number}/report`, target: "_blank", rel: "noopener" }, "The run's own report")] : []),
       make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, make("th", {}, "method"), ...head)), make("tbody", {}, ...body))),
-      make("div", { class: "row wrap" }, make("label", {}, "Images by ", method), make("label", {}, "and ", metric)), images);
+      make("div", { class: "row wrap" }, make("label", {}, "Images by ", metric), make("label", {}, "of ", method)), images);
     await list();
   } catch (error) { say(error.message); }
 }

@@ -40,5 +40,5 @@ export function chooseModel(name) {
   const others = session.about.models.filter((one) => one !== session.model);
   if (!others.some((one) => one.name === state.other)) state.other = "";
   $("other-label").hidden = !others.length;
-  $("other").replaceChildren(make("option", { value: "" }, "no other"), ...others.map((one) => make("option", { value: one.name, selected: one.name === state.other }, one.name)));
+  $("other").replaceChildren(make("option", { value: "" }, "no other model"), ...others.map((one) => make("option", { value: one.name, selected: one.name === state.other }, one.name)));
 }

@@ -28,7 +28,7 @@ let timer;
 export function say(line, { calm = false } = {}) {
   clearTimeout(timer);
   const box = $("message");
-  box.textContent = line;
+  box.replaceChildren(make("span", {}, line), make("button", { type: "button", "aria-label": "Close", on: { click: () => say("") } }, "×"));
   box.hidden = !line;
   box.classList.toggle("calm", calm);
   if (calm) timer = setTimeout(() => { box.hidden = true; }, 4000);
@@ -45,6 +45,7 @@ export function progressRow(state, onCancel) {
   const bar = make("progress", { max: 1, "aria-label": state.kind });
   if (state.progress !== null) bar.value = state.progress;
   const share = state.progress === null ? "" : `${Math.round(100 * state.progress)} %, `;
-  const waiting = state.status === "waiting" ? `waiting behind ${state.ahead}` : `${share}${Math.round(state.seconds)} s, ${state.images} images`;
-  return make("div", { class: "progress" }, bar, make("span", {}, waiting), make("button", { type: "button", on: { click: onCancel } }, "Cancel"));
+  const told = state.status === "waiting" ? (state.ahead ? `${state.ahead} ahead` : "next") : `${share}${Math.round(state.seconds)} s`;
+  const title = state.status === "waiting" ? `Waits for ${state.ahead || "no"} other ${state.ahead === 1 ? "job" : "jobs"}` : `${state.images} ${state.images === 1 ? "image" : "images"} shown to the model so far`;
+  return make("div", { class: "progress", title }, bar, make("span", {}, told), make("button", { type: "button", on: { click: onCancel } }, "Cancel"));
 }
