@@ -32,10 +32,10 @@ class Comparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Better, worse, or not told apart, as far as the images go."""
+        """Better, worse, or not significantly different, as far as the images go."""
         direction = better(self.metric)
         if math.isnan(self.p) or self.p >= 0.05 or direction == "neither":
-            return "same" if self.difference == 0 else "not told apart"
+            return "same" if self.difference == 0 else "not significant"
         return "better" if (self.difference > 0) == (direction == "higher") else "worse"
 
 

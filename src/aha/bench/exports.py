@@ -48,7 +48,7 @@ def scores_parquet(groups: Sequence[Group]) -> bytes | None:
 
 
 def _heads(groups: Sequence[Group]) -> list[str]:
-    """Several models or kinds of target are told apart by two more columns."""
+    """Two more columns where there are several models or kinds of target."""
     return [*Row._fields, "target_kind", "model"] if len(groups) > 1 else list(Row._fields)
 
 

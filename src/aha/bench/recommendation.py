@@ -76,10 +76,10 @@ class Standing:
         """How far it is behind the best; a question mark where that may be chance, nothing for the best itself."""
         if math.isnan(self.behind):
             return ""
-        return f"{-self.behind:.3f} ± {self.behind_error:.3f}{'' if self.is_told_apart else ' ?'}"
+        return f"{-self.behind:.3f} ± {self.behind_error:.3f}{'' if self.is_significant else ' ?'}"
 
     @property
-    def is_told_apart(self) -> bool:
+    def is_significant(self) -> bool:
         """Is it behind the best by more than chance?"""
         return self.p < LEVEL
 
@@ -317,7 +317,7 @@ def _sentence(standings: Sequence[Standing], agreement: Mapping[tuple[str, str],
 def _lead(best: Standing, following: Standing | None) -> str:
     if following is None:
         return f": nothing else was scored, Ins-Del {best.mean:.3f} on {best.n} images"
-    if not following.is_told_apart:
+    if not following.is_significant:
         return (
             f": Ins-Del {best.mean:.3f}, but {best.n} images cannot tell it from {following.method} "
             f"({following.behind:+.3f} ± {following.behind_error:.3f})"

@@ -1,4 +1,4 @@
-"""Are two methods told apart by these images? Paired tests, since all methods see the same ones."""
+"""Do two methods really differ on these images? Paired tests, since all methods see the same ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Pictures in, maps out, as Arrow tables: what a worker of a data pipeline does with one batch.
 
-A batch has a column of pictures and, if they are to be told apart later, one of keys:
+A batch has a column of pictures and, if they are to be recognised later, one of keys:
 
     bytes, path, image, jpg, jpeg, png, webp    content of a file, its path, or an array (H, W[, 3]); the first there is
     key, __key__                                the path, or a digest of the picture, where there is none
