@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NotRequired, TypedDict
 
+from aha.results.viewer.records import CurvesRecord, Drawn
+
 Status = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 # Pictures and classes
@@ -41,19 +43,6 @@ class ScoredClass(NamedClass):
     score: float
 
 
-class Drawn(TypedDict):
-    """How to draw a map: its size, its unit, and the ends of the colours with and without sign."""
-
-    height: int
-    width: int
-    unit: float
-    low: float
-    high: float
-    limit: float
-    signed: bool
-    flat: bool
-
-
 # Results
 
 
@@ -80,15 +69,6 @@ class MapResult(Drawn):
     seconds: float
 
 
-class CurvesOfReference(TypedDict):
-    """Deletion and insertion with one reference, or their average over several."""
-
-    fractions: Sequence[float]
-    deletion: Sequence[float]
-    insertion: Sequence[float]
-    ins_del: float
-
-
 class CurvesResult(TypedDict):
     """The curves of a map, by reference."""
 
@@ -98,7 +78,7 @@ class CurvesResult(TypedDict):
     protocol: str
     score: str
     is_probability: bool
-    references: dict[str, CurvesOfReference]
+    references: dict[str, CurvesRecord]
 
 
 class ContrastResult(TypedDict):

@@ -11,14 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aha.drawing.colours import is_signed, scale_of
 from aha.errors import MetricError
 from aha.perturb.perturbation import rank_pixels
-from aha.web.payloads import Drawn
+from aha.results.viewer.records import Drawn, drawn
 from aha.web.store import Gone, Store
 
 SEED = 0
-"""Of random methods and of the order among equal values; the page has no wish of its own here."""
+"""Of random methods and of the order among equal values; the page cannot choose another."""
 
 
 def map_record(values: Tensor) -> Drawn:
@@ -29,17 +28,7 @@ def map_record(values: Tensor) -> Drawn:
     """
     if not bool(values.isfinite().all()):
         raise MetricError("the map has values that are not finite")
-    plain, signed = (scale_of(values, signed=choice) for choice in (False, True))
-    return {
-        "height": values.shape[0],
-        "width": values.shape[1],
-        "unit": unit_of(values.numpy()),
-        "low": plain.low,
-        "high": plain.high,
-        "limit": signed.high,
-        "signed": is_signed(values),
-        "flat": bool(values.min() == values.max()),
-    }
+    return drawn(values)
 
 
 def packed(arrays: Mapping[str, NDArray[Any]]) -> dict[str, bytes]:

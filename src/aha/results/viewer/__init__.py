@@ -2,6 +2,7 @@
 
 static/          numbers into pixels, linked views, maps with their colour bars, curves with a scrubber
 bundle           these scripts as one, for places without a server
-payload          explanations as one object for them
+records          how to draw a map, and its curves: types that the explorer uses too
+payload          explanations as one object for the scripts
 page, widget     a file that needs nothing else; a widget for notebooks
 """

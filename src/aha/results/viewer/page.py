@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from aha.results.viewer.bundle import viewer_script, viewer_style
+from aha.results.viewer.payload import Payload
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -34,7 +33,7 @@ ahaView(document.getElementById("view"), JSON.parse(document.getElementById("pay
 """
 
 
-def page(title: str, payload: Mapping[str, Any]) -> str:
+def page(title: str, payload: Payload) -> str:
     """The file's text."""
     # "<" would let a name end the element that holds it.
     held = json.dumps(payload, allow_nan=False).replace("<", "\\u003c")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
@@ -13,11 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from aha.data.batches import Subject
-from aha.drawing.colours import DIVERGING, SEQUENTIAL, is_signed, lookup_table, scale_of
+from aha.drawing.colours import DIVERGING, SEQUENTIAL, lookup_table
 from aha.errors import OutputError
 from aha.perturb.perturbation import rank_pixels
 from aha.perturb.references import Blur, blurred
-from aha.results.cards import Card, Curves
+from aha.results.cards import Card
+from aha.results.viewer.records import CurvesRecord, Drawn, curves_record, drawn
 
 if TYPE_CHECKING:
     from aha.results.explanation import Explanation
@@ -26,7 +27,47 @@ MOST_MAPS = 60  # each is some hundred kilobytes of the page
 _LARGEST_SHORT = 2**16
 
 
-def payload(explanations: Sequence[Explanation]) -> dict[str, Any]:
+class CardRecord(TypedDict):
+    """What a card says of a map."""
+
+    curves: CurvesRecord
+    random: CurvesRecord | None
+    sentence: str
+
+
+class MapRecord(Drawn):
+    """A map of one of the pictures; arrays are base64 of little-endian bytes."""
+
+    picture: int
+    method: str
+    target: int
+    label: str
+    score: float
+    is_probability: bool
+    seconds: float
+    values: str  # float16 shares of the unit
+    wide: bool
+    ranks: str  # uint32 where they are wide, else uint16
+    card: CardRecord | None
+
+
+class PictureRecord(TypedDict):
+    """What the model sees of a picture, and the same blurred; PNG files in base64."""
+
+    name: str
+    view: str
+    blank: str
+
+
+class Payload(TypedDict):
+    """All that a viewer shows."""
+
+    pictures: list[PictureRecord]
+    maps: list[MapRecord]
+    colours: dict[str, str]
+
+
+def payload(explanations: Sequence[Explanation]) -> Payload:
     """Everything that the viewer shows; explanations of the same pictures stand side by side.
 
     Raises:
@@ -36,65 +77,50 @@ def payload(explanations: Sequence[Explanation]) -> dict[str, Any]:
     if count > MOST_MAPS:
         raise OutputError(f"{count} maps are too many for one page; show at most {MOST_MAPS}, for example found[:10]")
     places: dict[tuple[str, tuple[int, int]], int] = {}
-    pictures: list[dict[str, Any]] = []
-    maps: list[dict[str, Any]] = []
+    pictures: list[PictureRecord] = []
+    maps: list[MapRecord] = []
     for explanation in explanations:
         for index, subject in enumerate(explanation.subjects):
             key = (subject.name, subject.geometry.model)
             if key not in places:
                 places[key] = len(pictures)
                 pictures.append(_picture(subject))
-            maps.append({"picture": places[key], **_map(explanation, index)})
+            maps.append(_map(explanation, index, places[key]))
     colours = {name: _text(lookup_table(name).tobytes()) for name in (SEQUENTIAL, DIVERGING)}
     return {"pictures": pictures, "maps": maps, "colours": colours}
 
 
-def _map(explanation: Explanation, index: int) -> dict[str, Any]:
+def _map(explanation: Explanation, index: int, picture: int) -> MapRecord:
     values = explanation.maps[index].nan_to_num(0.0)
-    plain, signed = (scale_of(values, signed=choice) for choice in (False, True))
-    unit = float(values.abs().max()) or 1.0
+    how = drawn(values)
     ranks = rank_pixels(values, seed=int(str(explanation.settings.get("seed", 0)))).numpy()
     is_wide = ranks.size > _LARGEST_SHORT
     return {
+        **how,
+        "picture": picture,
         "method": explanation.method,
         "target": int(explanation.targets[index]),
         "label": explanation.labels[index],
         "score": float(explanation.scores[index]),
         "is_probability": explanation.settings.get("score") in ("softmax", "sigmoid"),
         "seconds": explanation.seconds / max(1, len(explanation)),
-        "height": values.shape[0],
-        "width": values.shape[1],
-        "unit": unit,
-        "values": _text((values / unit).numpy().astype("<f2").tobytes()),
+        "values": _text((values / how["unit"]).numpy().astype("<f2").tobytes()),
         "wide": is_wide,
         "ranks": _text(ranks.astype("<u4" if is_wide else "<u2").tobytes()),
-        "low": plain.low,
-        "high": plain.high,
-        "limit": signed.high,
-        "signed": is_signed(values),
         "card": _card(explanation.cards[index]) if explanation.cards else None,
     }
 
 
-def _card(card: Card) -> dict[str, Any]:
+def _card(card: Card) -> CardRecord:
     random = card.baselines.get("random_map")
     return {
-        "curves": _curves(card.curves),
-        "random": None if random is None else _curves(random),
+        "curves": curves_record(card.curves),
+        "random": None if random is None else curves_record(random),
         "sentence": card.sentence,
     }
 
 
-def _curves(curves: Curves) -> dict[str, Any]:
-    return {
-        "fractions": list(curves.fractions),
-        "deletion": list(curves.deletion),
-        "insertion": list(curves.insertion),
-        "ins_del": curves.ins_del,
-    }
-
-
-def _picture(subject: Subject) -> dict[str, Any]:
+def _picture(subject: Subject) -> PictureRecord:
     """The part that the model sees, at its size, and the same blurred: what is shown where pixels are gone."""
     view = _model_view(subject)
     pixels = torch.from_numpy(np.asarray(view).copy()).permute(2, 0, 1).float() / 255  # (3, H, W)

@@ -1,18 +1,18 @@
-"""The viewer as a widget for Jupyter, Colab, VS Code and marimo (the only door to anywidget)."""
+"""The viewer as a widget for Jupyter, Colab, VS Code and marimo (the only importer of anywidget)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from aha.errors import MissingExtra
 from aha.results.viewer.bundle import viewer_script, viewer_style
+from aha.results.viewer.payload import Payload
 
 _RENDER = 'export default { render: ({ model, el }) => { ahaView(el, model.get("payload")); } };'
 
 
-def viewer_widget(payload: Mapping[str, Any]) -> Any:
+def viewer_widget(payload: Payload) -> Any:
     """A widget that shows the payload.
 
     Raises:

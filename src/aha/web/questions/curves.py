@@ -16,8 +16,9 @@ from aha.metrics.ins_del import InsDel
 from aha.perturb.perturbation import step_counts
 from aha.perturb.references import Black, Blur, Mean, Reference
 from aha.results.cards import Curves, average_curves, reference_curves
+from aha.results.viewer.records import CurvesRecord, curves_record
 from aha.web.jobs import Job
-from aha.web.payloads import CurvesOfReference, CurvesResult, MapResult, State
+from aha.web.payloads import CurvesResult, MapResult, State
 from aha.web.policy import allowed_reference
 from aha.web.questions.maps import known_map
 from aha.web.records import SEED
@@ -66,7 +67,7 @@ def put_curves(
         "protocol": str(protocol),
         "score": chosen.score.name,
         "is_probability": chosen.score.is_probability,
-        "references": {name: _curves_as_dict(curve) for name, curve in found.items()},
+        "references": {name: curves_record(curve) for name, curve in found.items()},
     }
     bench.store.put("results", key, curves)
     return key
@@ -110,14 +111,5 @@ def curve_protocol(references: Sequence[Reference], steps: int) -> InsDel:
     return InsDel(steps=steps, references=tuple(references))
 
 
-def _curves_from_dict(values: CurvesOfReference) -> Curves:
+def _curves_from_dict(values: CurvesRecord) -> Curves:
     return Curves(tuple(values["fractions"]), tuple(values["deletion"]), tuple(values["insertion"]))
-
-
-def _curves_as_dict(curves: Curves) -> CurvesOfReference:
-    return {
-        "fractions": curves.fractions,
-        "deletion": curves.deletion,
-        "insertion": curves.insertion,
-        "ins_del": curves.ins_del,
-    }
