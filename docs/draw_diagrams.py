@@ -58,7 +58,7 @@ DIAGRAMS: dict[str, tuple[str, Sequence[Box]]] = {
             Box("pictures", ("some thousand,", "no labels needed")),
             Box("frozen network", ("gives features, and answers", "to pictures without pixels"), is_yours=True),
             Box("decoder", ("learns to order pixels by", "Deletion and Insertion")),
-            Box("one-pass maps", ("refined per picture", "if you like")),
+            Box("maps in one look", ("refined per picture", "if you like")),
         ],
     ),
 }

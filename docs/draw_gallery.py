@@ -2,7 +2,8 @@
 
 Five of them, of five kinds, are drawn into `images/methods.jpg` as well.
 
-    python docs/draw_gallery.py [PHOTOGRAPH] [--model SPEC] [--weights FILE] [--method METHOD]... [--kept FOLDER]
+    python docs/draw_gallery.py [PHOTOGRAPH] [--model SPEC] [--weights FILE] [--method METHOD]... [--without NAME]...
+        [--kept FOLDER]
 
 Without arguments the photograph comes with scikit-image and the network is the demo's. Methods that do not fit the
 network are left out; those that ask it thousands of times are asked for less, as their texts say. Each method's row and
@@ -79,9 +80,10 @@ class Found:
     backward: int
 
 
-def texts_for(model: TargetModel) -> list[str]:
+def texts_for(model: TargetModel, without: Sequence[str] = ()) -> list[str]:
     """The methods that are tried, as texts."""
-    return [text for name in list_methods(model) for text in TEXTS.get(name, (name,))]
+    names = [name for name in list_methods(model) if name not in without]
+    return [text for name in names for text in TEXTS.get(name, (name,))]
 
 
 def draw(
@@ -195,6 +197,7 @@ def main() -> None:
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--weights", default=None)
     parser.add_argument("--method", action="append", default=None, help="these alone; again and again")
+    parser.add_argument("--without", action="append", default=[], help="all but these; again and again")
     parser.add_argument("--sheet", type=Path, default=SHEET)
     parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--kept", type=Path, default=KEPT, help="where rows are kept between runs")
@@ -202,9 +205,9 @@ def main() -> None:
     torch.set_num_threads(1)
     model = aha.load_model(given.model, weights=given.weights, batch_size=16)
     photograph = given.photograph or photographs(["coffee.png"])[0]
-    methods = given.method or texts_for(model)
+    methods = given.method or texts_for(model, given.without)
     draw(model, photograph, methods, sheet=given.sheet, table=given.table, kept=given.kept)
-    if given.sheet == SHEET:
+    if given.sheet == SHEET and set(IN_STRIP) <= set(methods):
         draw(model, photograph, IN_STRIP, sheet=STRIP, table=None, kept=given.kept)
 
 

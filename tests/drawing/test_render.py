@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -228,6 +230,18 @@ def test_contact_sheet_places_every_picture() -> None:
     assert centres["red"][1] == centres["blue"][1] < centres["green"][1]
     labelled = contact_sheet([[red, green], [blue]], row_labels=["a", "b"], column_labels=["c", "a long label"])
     assert labelled.width > plain.shape[1] and labelled.height > plain.shape[0]
+
+
+def test_a_long_label_takes_two_lines() -> None:
+    picture = Image.new("RGB", (160, 30), "lime")
+
+    def label_of(text: str) -> np.ndarray[Any, Any]:
+        sheet = np.asarray(contact_sheet([[picture]], column_labels=[text])).astype(int)
+        return sheet[: int(np.nonzero((sheet == (0, 255, 0)).all(axis=-1).any(axis=1))[0][0])]
+
+    short, long, cut = map(label_of, ("gradient", "integrated_gradients(steps=20)", "integrated_gradients_of_twenty"))
+    assert len(short) == len(cut) < len(long)
+    assert not (long[:, :2] < 255).any() and not (long[:, -2:] < 255).any()  # inside its column
 
 
 def test_impossible_requests_are_explained() -> None:

@@ -96,6 +96,13 @@ def test_transformers_by_its_processor(classifier: nn.Module) -> None:
     assert found.labels[0].startswith("kind ")
 
 
+def test_transformers_states_its_size_itself(classifier: nn.Module) -> None:
+    model = load_model(classifier, mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert model.stated_preprocessing().size == (SIZE, SIZE)
+    with pytest.raises(ModelError, match="needs input_size, mean and std together"):
+        load_model(classifier, mean=(0.5,) * 3)
+
+
 def test_transformers_from_where_its_settings_are(classifier: nn.Module, tmp_path: Path) -> None:
     from transformers import ViTForImageClassification
 

@@ -5,6 +5,7 @@ All maps are in the pixels of the picture they are drawn on; `Geometry.to_origin
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
@@ -219,16 +220,17 @@ def contact_sheet(
     heights = [max((image.height for image in row), default=0) for row in rows]
     size = max(_MIN_FONT, max(widths) // 16)
     font, gap = ImageFont.load_default(size), max(4, size // 2)
-    header = round(size * 1.4) + gap if column_labels else 0
+    titles = [_two_lines(label, font, width) for label, width in zip(column_labels, widths, strict=False)]
+    header = max((len(lines) for lines in titles), default=0) * round(size * 1.4) + (gap if titles else 0)
     longest = max((font.getlength(_one_line(label)) for label in row_labels), default=0)
     side = min(round(longest) + 1, max(widths)) + gap if row_labels else 0
     lefts = _starts(gap + side, widths, gap)
     tops = _starts(gap + header, heights, gap)
     canvas = Image.new("RGB", (lefts[-1], tops[-1]), _PAPER)
     draw = ImageDraw.Draw(canvas)
-    for label, left, width in zip(column_labels, lefts, widths, strict=False):
-        text = _shortened(label, font, width)
-        draw.text((left + width // 2, gap + header // 2), text, fill=_INK, font=font, anchor="mm")
+    for lines, left, width in zip(titles, lefts, widths, strict=False):
+        middle = (left + width // 2, gap + header // 2)
+        draw.multiline_text(middle, "\n".join(lines), fill=_INK, font=font, anchor="mm", align="center")
     for label, top, height in zip(row_labels, tops, heights, strict=False):
         text = _shortened(label, font, side - gap)
         draw.text((side, top + height // 2), text, fill=_INK, font=font, anchor="rm")
@@ -280,6 +282,15 @@ def _draw_legend(
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def _two_lines(text: str, font: Font, width: float) -> list[str]:
+    """The text in one line if it fits, else in two, divided where the parameters of a method begin, or at a space."""
+    text = _one_line(text)
+    breaks = [place.end() for place in re.finditer(r"[( ]", text) if font.getlength(text[: place.end()]) <= width]
+    if font.getlength(text) <= width or not breaks:
+        return [_shortened(text, font, width)]
+    return [text[: breaks[-1]].rstrip(), _shortened(text[breaks[-1] :], font, width)]
 
 
 def _shortened(text: str, font: Font, width: float) -> str:

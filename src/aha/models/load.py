@@ -19,7 +19,7 @@ from aha.models.outputs import OutputReader
 from aha.models.preprocessing import Fit, Preprocessing
 from aha.models.runnable import Precision, unwrapped
 from aha.models.scores import Score, ScoreFunction, load_score
-from aha.models.sources import Loaded, Request, default_device, split_spec
+from aha.models.sources import Loaded, Request, default_device, size_in, split_spec
 from aha.models.target import TargetModel
 from aha.models.texts import (
     TextClassifier,
@@ -117,6 +117,8 @@ def load_model(
     if transform is not None:
         loaded = replace(loaded, preprocessing=Transformed.by(transform, mean, std))
     else:
+        if loaded.preprocessing is None and mean is not None:  # a module of transformers has a size of its own
+            size = size or size_in(getattr(unwrapped(loaded.module), "config", None))
         loaded = replace(loaded, preprocessing=_adjusted(loaded.preprocessing, size, mean, std, fit))
     return TargetModel(
         loaded.module,

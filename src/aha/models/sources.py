@@ -209,10 +209,15 @@ def _from_transformers(kind: Any, name: str, request: Request) -> tuple[nn.Modul
     return kind.from_config(config), config
 
 
+def size_in(config: Any) -> tuple[int, int] | None:
+    """The size of pictures that a config of transformers states, if it does."""
+    side = getattr(config, "image_size", None)
+    return (side, side) if isinstance(side, int) else None
+
+
 def _stated_in_full(name: str, config: Any, request: Request, error: Exception) -> Preprocessing:
     """What the caller states, for a model without `preprocessor_config.json`."""
-    side = getattr(config, "image_size", None)
-    size = request.size or ((side, side) if isinstance(side, int) else None)
+    size = request.size or size_in(config)
     if size is None or request.mean is None or request.std is None:
         raise ModelError(
             f"hf:{name} has no readable preprocessor_config.json; state input_size, mean and std "

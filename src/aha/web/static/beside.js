@@ -17,7 +17,7 @@ export async function placeOf(label) {
   ]);
   const same = named.classes.find((one) => one.label === label), chosen = same ?? said.classes[0];
   const rows = said.classes.slice(0, SHOWN).map((one) => make("li", {}, make("span", {}, one.label), make("span", {}, show(one.score, 3))));
-  const note = same ? `explained for ${label}, too` : `it has no class “${label}”; explained for ${chosen.label}`;
+  const note = same ? `Explained for ${label}, too.` : `It has no class “${label}”; explained for ${chosen.label}.`;
   $("beside").replaceChildren(make("h2", {}, `What ${model} says`), make("ol", { class: "plain" }, ...rows), make("p", { class: "hint" }, note));
   $("beside").hidden = false;
   return { model, target: chosen.index, label: chosen.label };

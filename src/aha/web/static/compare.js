@@ -29,9 +29,14 @@ export function clear({ isAnotherPicture = true } = {}) {
   for (const bound of bounds) bound.stop();
   [bounds, former] = [[], []];
   $("best-status").replaceChildren();
+  if (isAnotherPicture && places.length > 1) { // what is beside what has to be found out first
+    for (const tile of tiles) tile.close();
+    tiles = [];
+    return arrange();
+  }
   if (isAnotherPicture) for (const place of places) place.scene = null;
   for (const tile of tiles) tile.blank();
-  changed();
+  return changed();
 }
 
 /** Everything again, for other places: pictures in the eyes of one or two models, each with the class to explain. */

@@ -51,8 +51,10 @@ export class Face {
     for (const place of [this.low, this.high, this.value]) place.textContent = "";
     this.status.replaceChildren();
     this.bar.hidden = this.ends.hidden = true;
-    if (picture) this.view.show(picture);
-    else this.view.clear();
+    if (!picture) return this.view.clear();
+    this.view.put(picture);
+    this.view.draw(); // at once: nothing of another class may stay for a frame
+    return undefined;
   }
 
   /** The value under a cursor, or what is said when there is none. */
