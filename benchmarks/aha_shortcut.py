@@ -83,7 +83,7 @@ def main() -> None:
                 on_the_tag(maps, masks[part])
                 for part in torch.arange(len(inputs)).split(8)
                 for maps, _ in refined_maps(
-                    explainer, source, inputs[part], classes[part], args.refine, config, judge=tricked
+                    explainer, source, inputs[part], classes[part], args.refine, config, response_model=tricked
                 )
             ]
         ).view(-1, args.refine + 1, 2)

@@ -5,7 +5,7 @@
     python benchmarks/study_pages.py RUNS --out docs/results
 
 Protocol `quick`: Deletion, Insertion and Ins-Del with hard pixel masks in 32 steps, mean of black, mean colour and
-blur, predicted class. Every method is judged on 100 photographs; those whose maps take fewer than 60 passes on 200;
+blur, predicted class. Every method is scored on 100 photographs; those whose maps take fewer than 60 passes on 200;
 `search`, the measure of what is possible, on 50. The photographs are a seeded choice, a smaller one being part of a
 larger one, so that methods are compared on common ones. The same command continues what was interrupted, and does
 nothing where all is done. `--only METHOD`, as often as wanted, runs these first.
@@ -35,7 +35,7 @@ MODELS = {
     "vit_tiny": "timm:vit_tiny_patch16_224",
     "clip_vit_b16": "timm:vit_base_patch16_clip_quickgelu_224",
 }
-CHEAP = 60  # passes of a map below which it is judged on all photographs
+CHEAP = 60  # passes of a map below which it is scored on all photographs
 
 BASELINES = ("center_map", "random_map", "edge_map")
 COMMON = (
@@ -144,20 +144,20 @@ def run_study(
     """
     loaded = load_planned(plan)
 
-    def judge(methods: Iterable[str], limit: int) -> None:
+    def score(methods: Iterable[str], limit: int) -> None:
         for method in methods:
             run(replace(plan, methods=(method,), limit=limit), out, model=loaded)
 
     if only:
-        judge(only, images)
+        score(only, images)
         return
     wanted = check_plan(replace(plan, methods=(*study_methods(model), *SEARCHED)))
     fitting = [str(method) for method in fitted(wanted, loaded, optional=True).methods]
     searches = [str(load_method(text)) for text in SEARCHED]
-    judge((method for method in fitting if not is_oracle(method)), images)
+    score((method for method in fitting if not is_oracle(method)), images)
     group = read_run(out).group("top1")
-    judge([m for m in fitting if _passes(group.forward[m], group.backward[m]) < CHEAP], more)
-    judge((method for method in fitting if method in searches), searched)
+    score([m for m in fitting if _passes(group.forward[m], group.backward[m]) < CHEAP], more)
+    score((method for method in fitting if method in searches), searched)
 
 
 def _passes(forward: list[float], backward: list[float]) -> float:

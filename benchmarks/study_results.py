@@ -92,7 +92,7 @@ def joined(fresh: Sequence[Result], former: Sequence[Result]) -> list[Result]:
     """All that is known of a model, the best first: former results of methods that were not measured since.
 
     Gaps to Grad-CAM on common images can be compared across protocols, where the values themselves cannot. Explainers
-    have been trained anew, so that former results of AHA are those of nothing that exists.
+    have been trained again, so that former results of AHA are those of nothing that exists.
     """
     measured = {result.method for result in fresh}
     kept = [r for r in former if r.method not in measured and not (fresh and "aha" in r.method)]

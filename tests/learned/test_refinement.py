@@ -93,7 +93,7 @@ def test_another_model_pulls_the_maps_towards_itself(explainer: Explainer, targe
         return float((maps[0, 20:28, 20:28].mean() - maps[0, 4:12, 4:12].mean()) / maps.std())
 
     start = explainer.maps(target, inputs, zero)
-    assert lead(refine(explainer, target, inputs, zero, 8, CONFIG, judge=swapped)) > lead(start) + 0.5
+    assert lead(refine(explainer, target, inputs, zero, 8, CONFIG, response_model=swapped)) > lead(start) + 0.5
 
 
 def test_auto_stops_when_it_is_done(explainer: Explainer, target: TargetModel, case: tuple[Tensor, Tensor]) -> None:

@@ -5,9 +5,9 @@
       ...           the rows of a benchmark, as of any run
 
 Every round is a piece of a bench plan: what the folder has is not computed again. After it, the better half goes on,
-and of the others those that cannot be told from the best yet, as far as the round's share of the budget goes. A last
-part of the budget is for the sanity checks of the best. Nothing is spent beyond the budget: a pass that would go over
-it is not made.
+and of the others those that are not significantly worse than the best, as far as the round's share of the budget
+goes. A last part of the budget is for the sanity checks of the best. Nothing is spent beyond the budget: a pass that
+would go over it is not made.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Race:
             return None
         if content is None:
             # All that it says follows from the rows and the account, which are guarded by themselves.
-            warnings.warn(f"{folder / RACE} is damaged; the race is decided anew", DamageWarning, stacklevel=3)
+            warnings.warn(f"{folder / RACE} is damaged; the race is decided again", DamageWarning, stacklevel=3)
             return None
         race = cls(**content)
         race.rounds = [(methods, images) for methods, images in race.rounds]
@@ -127,7 +127,7 @@ class Racing:
         self.race = self._recalled()
 
     def _recalled(self) -> Race:
-        """The folder's race with these settings; its rounds are decided anew where other methods may take part."""
+        """The folder's race with these settings; its rounds are decided again where other methods may take part."""
         settings = {
             "model": self.model.spec,
             "digest": self.model.digest,
@@ -233,7 +233,7 @@ class Racing:
         return (kept, images + more) if len(kept) >= _LEAST else None
 
     def _going_on(self, ranked: list[str]) -> list[str]:
-        """The better half, and whoever cannot be told from the best yet."""
+        """The better half, and whoever is not significantly worse than the best."""
         values = faithfulness(self._group())
         half = -(-len(ranked) // 2)
         best = values[ranked[0]] if ranked else {}
@@ -355,7 +355,7 @@ class Racing:
         return run
 
 
-_TOO_EXPENSIVE = "one share of the budget does not pay for it"
+_TOO_EXPENSIVE = "it needs more than its share of the budget"
 
 
 def _silent(_step: Step) -> None:

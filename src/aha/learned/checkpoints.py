@@ -157,7 +157,7 @@ def _check_same(out: Path, description: Mapping[str, Any]) -> None:
         raise OutputError(f"{out} holds no run that could be continued") from None
     remove_partials(out)
     if not (out / STATE).is_file():
-        raise OutputError(f"the run in {out} was ended before its first save; delete the folder and start anew")
+        raise OutputError(f"the run in {out} was ended before its first save; delete the folder and start again")
     now = json.loads(json.dumps(description))
     for name, value in _flat(now):
         if before.get(name) != value:

@@ -406,7 +406,7 @@ _LIMITS = {
 def _read_config(found: Any) -> ExplainerConfig:
     """Strict: unknown, missing and mistaken entries are errors."""
     if isinstance(found, dict) and "decoder" in found and "evidence" not in found:
-        raise SpecError("it was trained by an older version, whose maps were coarse; train it anew")
+        raise SpecError("it was trained by an older version, whose maps were coarse; train it again")
     config = from_json(ExplainerConfig, found, _LIMITS)
     if not config.stages or len(config.stages) != len(config.decoder.channels):
         raise SpecError(f"{len(config.stages)} stages do not fit {len(config.decoder.channels)} numbers of channels")
@@ -424,7 +424,7 @@ def _read_weights(folder: Path, expected: object) -> bytes:
             return content
     if not candidates:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / WEIGHTS))
-    raise SpecError(f"{WEIGHTS} is damaged, or not the file that {CONFIG} was saved with; get both anew")
+    raise SpecError(f"{WEIGHTS} is damaged, or not the file that {CONFIG} was saved with; download both again")
 
 
 def _download(repository: str) -> Path:

@@ -26,7 +26,7 @@ from aha.perturb.perturbation import blend
 
 Order = Literal["binned", "full", "lapsum"]
 
-_LEAST = 1e-3  # about the probability below which little is told apart: it bounds the logarithm's slope
+_LEAST = 1e-3  # about the probability below which differences mean little: it bounds the logarithm's slope
 
 
 @dataclass(frozen=True)

@@ -63,13 +63,13 @@ def refined_maps(
     rounds: int,
     config: RefinementConfig | None = None,
     *,
-    judge: TargetModel | None = None,
+    response_model: TargetModel | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Maps (B, H, W) and soft losses (B,) after 0, 1, ..., `rounds` gradient steps.
 
     The loss that comes with a map was measured on it, so the last map costs one more measurement than gradient steps.
     """
-    refining = Refining.start(explainer, target, inputs, classes, config or RefinementConfig(), judge)
+    refining = Refining.start(explainer, target, inputs, classes, config or RefinementConfig(), response_model)
     for _ in range(rounds):
         maps, losses = refining.maps(), refining.losses()
         yield maps, losses
@@ -85,7 +85,7 @@ def refine(
     rounds: int,
     config: RefinementConfig | None = None,
     *,
-    judge: TargetModel | None = None,
+    response_model: TargetModel | None = None,
 ) -> Tensor:
     """Maps (B, H, W) after `rounds` gradient steps; nothing is measured after the last one.
 
@@ -96,9 +96,9 @@ def refine(
         classes: explained classes (B,).
         rounds: gradient steps T.
         config: choices.
-        judge: the model whose answers the maps move towards, if it is another than the target (paper A.3).
+        response_model: the model whose answers the maps move towards, if it is another than the target (paper A.3).
     """
-    refining = Refining.start(explainer, target, inputs, classes, config or RefinementConfig(), judge)
+    refining = Refining.start(explainer, target, inputs, classes, config or RefinementConfig(), response_model)
     for _ in in_parts(range(rounds)):
         refining.losses()
         refining.step()
@@ -146,7 +146,7 @@ class Refining:
     """A batch on its way, one decoder copy per image: `maps` and `losses` as they are now, `step` to go on.
 
     Attributes:
-        judge: the model that is asked about perturbed images.
+        response_model: the model that is asked about perturbed images.
         pixels: images (B, C, H, W) in [0, 1].
         references: (R, B, C, H, W), one per kind.
         given: what the maps are drawn from.
@@ -154,7 +154,7 @@ class Refining:
     """
 
     explainer: Explainer
-    judge: TargetModel
+    response_model: TargetModel
     config: RefinementConfig
     pixels: Tensor
     classes: Tensor
@@ -176,7 +176,7 @@ class Refining:
         inputs: Tensor,
         classes: Tensor,
         config: RefinementConfig,
-        judge: TargetModel | None = None,
+        response_model: TargetModel | None = None,
     ) -> Refining:
         """Every image with the explainer's own weights."""
         with torch.inference_mode(False), torch.no_grad():
@@ -184,7 +184,7 @@ class Refining:
             given = explainer.read(target, explainer.look(target, inputs), classes)
             return cls(
                 explainer,
-                judge or target,
+                response_model or target,
                 config,
                 pixels,
                 classes,
@@ -250,7 +250,10 @@ class Refining:
         config = self.config
         regions = grid_regions((maps.shape[-2], maps.shape[-1]), config.grid, (0.0, 0.0), maps)
         counts = stratified_counts(regions.count, config.steps)
-        heat, known = self.explainer.config.temperature, (self.judge, self.pixels, self.classes, self.references)
+        heat, known = (
+            self.explainer.config.temperature,
+            (self.response_model, self.pixels, self.classes, self.references),
+        )
         return objective(*known, maps, regions, counts, heat, config.objective)["loss"]
 
 
