@@ -52,6 +52,16 @@ DIAGRAMS: dict[str, tuple[str, Sequence[Box]]] = {
             Box("anywhere", ("pixels and classes in,", "maps out")),
         ],
     ),
+    "recommend": (
+        "All methods start on two images; the better ones go on with more, the best are checked, one sentence remains",
+        [
+            Box("all that fit", ("on two of", "your images")),
+            Box("the better half", ("on twice as many, with those", "that may still be the best")),
+            Box("the last few", ("on as many as", "the budget allows")),
+            Box("sanity", ("class, noise", "and weights")),
+            Box("one sentence", ("what to use, by how much,", "and how sure that is")),
+        ],
+    ),
     "train": (
         "A frozen network is asked about pictures without pixels; a small decoder learns the order that matters",
         [
