@@ -271,6 +271,15 @@ def test_a_name_is_registered_once() -> None:
     assert ("one" in registry, "two" in registry, len(registry), list(registry)) == (True, False, 1, ["one"])
 
 
+def test_a_text_without_its_quotes_is_told_so() -> None:
+    with pytest.raises(
+        SpecError, match=r"ins_del: steps=adaptive is not a number; write texts in quotes, steps='adaptive'"
+    ):
+        load_metric("ins_del(steps=adaptive)")
+    with pytest.raises(UnknownName, match=r"unknown reference 'blakc'; did you mean black\?"):
+        load_metric("ins_del(references=blakc)")
+
+
 def test_a_bad_reference_is_called_a_reference() -> None:
     with pytest.raises(UnknownName, match=r"^unknown reference 'blck'; did you mean black"):
         load_metric("deletion(references=(blck,))")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from aha.core.checks import PYTHON, checked
 from aha.core.registry import Registry, nearest_names
@@ -114,10 +114,26 @@ def _build(
             written = [str(keyword.arg) for keyword in keywords]
             if twice := {word for word in written if written.count(word) > 1}:
                 raise SpecError(f"{name}: {', '.join(sorted(twice))} is given twice")
+            cls = _class(name, named_in)
+            for keyword in keywords:
+                _check_word(cls, keyword, registries)
             named = {str(keyword.arg): _build(keyword.value, registries) for keyword in keywords}
-            return _create(_class(name, named_in), [_build(arg, registries) for arg in args], named)
+            return _create(cls, [_build(arg, registries) for arg in args], named)
     kinds = "".join(f" and {registry.kind}s" for registry in named_in[:1])
     raise SpecError(f"{_source(node)} is not allowed in a spec; use numbers, texts, lists{kinds}")
+
+
+def _check_word(cls: type[Spec], keyword: ast.keyword, registries: tuple[Registry[Any], ...]) -> None:
+    """A bare word where no spec can stand was meant as a text, or is a slip: `steps=adaptive`."""
+    if not isinstance(keyword.value, ast.Name) or any(keyword.value.id in registry for registry in registries):
+        return
+    name, word = str(keyword.arg), keyword.value.id
+    if name in {field.name for field in fields(cls)} and not _holds_specs(get_type_hints(cls)[name]):
+        raise SpecError(f"{cls.name}: {name}={word} is not a number; write texts in quotes, {name}={word!r}")
+
+
+def _holds_specs(hint: Any) -> bool:
+    return any(map(_holds_specs, get_args(hint))) or (isinstance(hint, type) and issubclass(hint, Spec))
 
 
 def _create(cls: type[S], positional: list[Any], named: dict[str, Any]) -> S:
