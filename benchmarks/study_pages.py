@@ -23,6 +23,7 @@ from study_results import BASE, FORMER_PROTOCOL, NAMES, SUMMARY, Result, former_
 
 from aha.bench import read_run
 
+COLUMNS = 2  # networks beside each other in the figure
 NAME_WIDTH, NAME_HEIGHT = math.log(5), 0.019  # of a name in the figure: a factor of passes, a share of the values
 COLOURS = {
     "cam": "#3b6fb6",
@@ -41,8 +42,8 @@ def tables(results: list[Result]) -> str:
     for protocol in dict.fromkeys(result.protocol for result in sorted(results, key=lambda r: -r.n)):
         own = [result for result in results if result.protocol == protocol]
         least, most = (pick(r.n for r in own) for pick in (min, max))
-        small = "An earlier, smaller study: " if protocol == FORMER_PROTOCOL else ""
-        parts.append(f"{small}protocol {protocol}, {least} to {most} photographs.\n\n{table(own)}")
+        heading = "An earlier, smaller study: " if protocol == FORMER_PROTOCOL else "Protocol "
+        parts.append(f"{heading}{protocol}, {least} to {most} photographs.\n\n{table(own)}")
     return "\n".join(parts)
 
 
@@ -77,8 +78,11 @@ def _share(value: float) -> str:
 def figure(by_model: dict[str, list[Result]], path: Path) -> None:
     """Quality over the passes through the model, a backward pass counted twice."""
     plt.rcParams["svg.hashsalt"] = "study"
-    drawn, axes = plt.subplots(1, len(by_model), figsize=(6.4 * len(by_model), 8), squeeze=False)
-    for axis, (name, results) in zip(axes[0], by_model.items(), strict=True):
+    rows = math.ceil(len(by_model) / COLUMNS)
+    drawn, axes = plt.subplots(rows, COLUMNS, figsize=(6.4 * COLUMNS, 6.4 * rows), squeeze=False)
+    for axis in axes.flat[len(by_model) :]:
+        axis.remove()
+    for axis, (name, results) in zip(axes.flat, by_model.items(), strict=False):
         base = next(r for r in results if r.method == BASE)
         places = [(max(0.5, r.forward + 2 * r.backward), base.ins_del + r.gap, r) for r in results]
         for cost, height, r in places:
@@ -102,7 +106,7 @@ def figure(by_model: dict[str, list[Result]], path: Path) -> None:
         axis.axhline(base.ins_del, color="#bbbbbb", lw=0.8, zorder=0)
         axis.set(xscale="log", title=name, xlabel="model passes per map (a backward pass counts twice)")
         axis.set_xlim(right=8 * max(cost for cost, _, _ in places))
-    axes[0][0].set_ylabel("Ins-Del")
+        axis.set_ylabel("Ins-Del")
     drawn.tight_layout()
     drawn.savefig(path, metadata={"Date": None})
 
