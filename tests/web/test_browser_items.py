@@ -215,7 +215,7 @@ def test_why_not_the_class_that_was_expected(sized: Any) -> None:
 def test_painting_moves_the_score(sized: Any) -> None:
     open_picture(sized)
     sized.locator("#tab-paint").click()
-    until(sized, "document.getElementById('paint-reading')?.textContent.includes('Without 0.0 %')")
+    until(sized, "document.getElementById('paint-reading')?.textContent.includes('With all of the picture')")
     sized.locator("#paint-view").scroll_into_view_if_needed()
     sized.mouse.move(2, 2)
     frames(sized)
