@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,15 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
 
 def test_a_line_is_one_line(tmp_path: Path) -> None:
     assert encode({"key": "a-b", "text": "two\nlines"}).count(b"\n") == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="only Linux says which processes have ended")
+def test_partials_of_a_killed_process_that_is_still_listed_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    while Path(f"/proc/{ended.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)  # nobody has asked for it yet
+    left = tmp_path / f".map.npz.{disk._HOST}-{ended.pid}.partial"
+    left.touch()
+    remove_partials(tmp_path)
+    ended.wait()
+    assert not left.exists()

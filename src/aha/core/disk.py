@@ -72,7 +72,18 @@ def _is_running(process: int) -> bool:
         return False
     except OSError:
         return True  # somebody else's
-    return True
+    return not _has_ended(process)
+
+
+def _has_ended(process: int) -> bool:
+    """Killed, but still listed because its parent has not asked for it yet; where Linux says so."""
+    try:
+        state = (
+            Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+        )
+    except (OSError, IndexError):
+        return False
+    return state in "ZX"
 
 
 @contextmanager
