@@ -78,12 +78,10 @@ def _is_running(process: int) -> bool:
 def _has_ended(process: int) -> bool:
     """Killed, but still listed because its parent has not asked for it yet; where Linux says so."""
     try:
-        state = (
-            Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-        )
-    except (OSError, IndexError):
+        facts = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return False
-    return state in "ZX"
+    return facts.rpartition(")")[2].split()[0] in "ZX"  # behind the name, which may hold anything
 
 
 @contextmanager

@@ -213,7 +213,7 @@ def divided(index: Tensor, hint: Tensor, levels: int) -> Tensor:
     Pieces of less than an eighth of their part stay with those of the level before: to ask about them costs as much as
     about large ones.
     """
-    ranks = hint.flatten().argsort(descending=True, stable=True).argsort()
+    ranks = rank_pixels(hint, ties="raster").flatten()
     level = ranks * levels // ranks.numel()  # (HW,)
     flat = index.flatten()
     sizes = torch.bincount(flat * levels + level, minlength=(int(flat.max()) + 1) * levels).view(-1, levels)
