@@ -63,15 +63,32 @@ def wandering(seed: int, size: float = 0.02) -> np.ndarray:
 # The mathematics
 
 
-def test_straight_curves_need_no_more_than_the_first_points() -> None:
-    for curve in (np.zeros(FINEST + 1), 1 - STEPS / FINEST):
-        (places,), error = adapted([curve])
-        assert places == first_places(FINEST) and error < 1e-12 and miss(curve) < 1e-12
+def test_flat_curves_need_no_more_than_the_first_points() -> None:
+    (places,), error = adapted([np.full(FINEST + 1, 0.3)])
+    assert places == first_places(FINEST) and error == 0
+
+
+def test_what_moves_is_looked_at_even_if_it_looks_straight() -> None:
+    line = 1 - STEPS / FINEST
+    (places,), error = adapted([line])
+    assert miss(line) < 1e-12 and 0 < error <= TOLERANCE
+    assert len(places) < FINEST / 7  # and no more than a rough curve
+    stairs = 1 - (STEPS // 32) / 7  # goes through the same first points, and lies above the line between them
+    assert miss(stairs) <= 4 * TOLERANCE  # seven errors that all have one sign
 
 
 def test_a_jump_is_found_wherever_it_is() -> None:
     for place in range(1, FINEST + 1, 3):
-        assert miss((place > STEPS).astype(float)) <= 2.5 * TOLERANCE  # the worst that the estimate lets pass
+        assert miss((place > STEPS).astype(float)) <= TOLERANCE
+
+
+def test_falling_curves_are_measured_however_they_fall() -> None:
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        falls = np.zeros(FINEST)
+        where = random.choice(FINEST, random.integers(2, 12), replace=False)
+        falls[where] = random.random(len(where))
+        assert miss(1 - np.append(0, np.cumsum(falls / falls.sum()))) <= 2.5 * TOLERANCE
 
 
 @pytest.mark.parametrize("shape", ["rectangle", "triangle", "sine"])
@@ -198,6 +215,16 @@ def test_the_protocol_is_near_the_full_one_and_asks_far_less(images: Tensor) -> 
     averages = [abs(ours[key] - full[key]) for key in full if key[2] == "average" and key[1] in CURVES]
     assert np.mean(averages) < 0.006
     assert "aha-adaptive" in found["aha-adaptive"].to_markdown()
+
+
+@pytest.mark.parametrize("name, accuracy", [("deletion", "positive"), ("insertion", "negative")])
+def test_accuracy_begins_with_the_points_of_the_score(images: Tensor, name: str, accuracy: str) -> None:
+    asked = {}
+    for chosen in ([name], [accuracy], [name, accuracy]):
+        model, module = counted()
+        aha.evaluate(model, images[:1], "random_map", [f"{each}(steps='adaptive')" for each in chosen])
+        asked[tuple(chosen)] = {image.numpy().tobytes() for image in module.seen}
+    assert asked[name,] < asked[accuracy,] == asked[name, accuracy]
 
 
 def test_no_image_is_shown_twice_and_images_fill_each_others_batches(images: Tensor) -> None:

@@ -1,10 +1,12 @@
 """Which points of perturbation curves to ask about next, and how far their areas may be off.
 
 Along a sequence of perturbed images the model's answers move like a random walk: over four times as many steps they
-stray twice as far from the straight line. So a gap between two points adds an error that is as large as the gap is wide
-and as its ends stray from the lines through their neighbours; errors of different gaps add like random numbers. What
-happens wholly between two neighbouring points cannot be seen from them: a spike that is narrower than the first gaps
-may be missed, and the area then lacks that of the spike at most.
+come twice as far. So a gap between two points adds the error of a walk that is tied down at both of its ends, and that
+moves as fast as the points of this gap and of its two neighbours say; errors of different gaps add like random numbers.
+Where a curve only rises or only falls, it cannot be off by more than half of what it moves in a gap times the width of
+the gap, and this estimate follows that bound: what moves is looked at, even if it looks straight. What happens wholly
+between two neighbouring points cannot be seen from them: a spike that is narrower than the first gaps may be missed,
+and the area then lacks that of the spike at most.
 
 Places are whole numbers 0 ... last in rising order, the steps of the finest curve; heights and margins are the values
 there. Errors are in units of height times the whole width, one for each gap.
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 FINEST = 224  # steps among which points are chosen: those of the protocol `aha`
 _FIRST_GAPS = 7  # 224 = 7 * 32: all of them can be halved down to single steps
-_STRAYING = 5.0  # a random walk's second difference over the error of the area between: sqrt(24)
+_NEAR = (1.0, 2.0, 1.0)  # how much a gap's neighbours and the gap itself tell about how fast the curve moves in it
 _SHARE = 0.7  # of the squared error that is dealt with in one round
 
 
@@ -55,13 +57,11 @@ def estimated_error(errors: Sequence[Sequence[float]]) -> float:
 
 
 def height_errors(places: Sequence[int], heights: Sequence[float]) -> list[float]:
-    """How far the trapezoid over each gap of a curve may be off; single steps are sure."""
+    """How far the area over each gap of a curve may be off; single steps are sure."""
     widths = np.diff(np.asarray(places, dtype=float))
-    slopes = np.diff(np.asarray(heights, dtype=float)) / widths
-    bends = np.abs(np.diff(slopes)) if len(slopes) > 1 else np.zeros(1)
-    sides = np.maximum(np.append(bends[:1], bends), np.append(bends, bends[-1:]))[: len(widths)]
-    errors = widths**2 * sides / (places[-1] - places[0]) / _STRAYING
-    return list(np.where(widths > 1, errors, 0.0))
+    # The sum of a walk's inner steps that starts and ends at zero: variance w (w^2 - 1) / 12 times that of a step.
+    variances = _speeds(places, heights) * widths * (widths**2 - 1) / 12
+    return list(np.sqrt(variances) / (places[-1] - places[0]))
 
 
 def filled_in(places: Sequence[int], heights: Sequence[float]) -> NDArray[np.float64]:
@@ -91,14 +91,13 @@ def filled_in(places: Sequence[int], heights: Sequence[float]) -> NDArray[np.flo
 def recognition(places: Sequence[int], margins: Sequence[float]) -> NDArray[np.float64]:
     """How probable it is, at every step, that the margin of the class is above zero: 0 or 1 where it is known.
 
-    Between two known margins the others are those of a random walk that has to end there; how far it strays is read
-    off how far the known ones stray from the lines through their neighbours.
+    Between two known margins the others are those of a random walk that has to end there.
     """
     known, values = np.asarray(places, dtype=float), np.asarray(margins, dtype=float)
     steps = np.arange(places[0], places[-1] + 1)
-    before = known[np.clip(np.searchsorted(known, steps, side="right") - 1, 0, len(known) - 2)]
-    after = known[np.clip(np.searchsorted(known, steps, side="right"), 1, len(known) - 1)]
-    spread = _straying(known, values) * np.sqrt((steps - before) * (after - steps) / (after - before))
+    gap = np.clip(np.searchsorted(known, steps, side="right") - 1, 0, len(known) - 2)
+    before, after = known[gap], known[gap + 1]
+    spread = np.sqrt(_speeds(places, margins)[gap] * (steps - before) * (after - steps) / (after - before))
     line = np.interp(steps, known, values)
     is_open = spread > 0
     result: NDArray[np.float64] = (line > 0).astype(np.float64)
@@ -114,12 +113,8 @@ def recognition_errors(places: Sequence[int], margins: Sequence[float]) -> list[
     return list(np.add.reduceat(doubt[:-1], starts) / (places[-1] - places[0]))
 
 
-def _straying(places: NDArray[np.float64], values: NDArray[np.float64]) -> float:
-    """The standard deviation of a random walk's single step, from the second differences of what is known of it."""
-    if len(places) < 3:
-        return 0.0
-    widths, lines = np.diff(places), np.diff(values) / np.diff(places)
-    left, right = widths[:-1], widths[1:]
-    # A point's distance from the line through its neighbours has the variance of a bridge between them.
-    distances = np.diff(lines) * left * right / (left + right)
-    return float(np.sqrt(np.mean(distances**2 * (left + right) / (left * right))))
+def _speeds(places: Sequence[int], values: Sequence[float]) -> NDArray[np.float64]:
+    """For each gap the variance of a walk's single step, from how far the known values of it and its neighbours move."""
+    widths, moves = (np.diff(np.asarray(numbers, dtype=float)) for numbers in (places, values))
+    padded, present = (np.pad(own, 1) for own in (moves**2 / widths, np.ones_like(widths)))
+    return np.asarray(np.convolve(padded, _NEAR, "valid") / np.convolve(present, _NEAR, "valid"))

@@ -27,6 +27,8 @@ AVERAGE = "average"  # of the references; "mean" is a reference itself
 
 References = tuple[Reference, ...]
 Steps = int | Literal["adaptive"]
+GapErrors = Callable[[Case, Sequence[Sequence[int]], Sequence[Tensor]], list[list[float]]]
+"""For each curve the errors of its gaps, from the places and the outputs (S, K) there."""
 
 
 class Curve(NamedTuple):
@@ -44,7 +46,7 @@ class CurveMetric(Metric):
 
     Attributes:
         steps: equal steps from nothing to everything. "adaptive" asks about some of 224 steps only: a few first, then
-            where the curves bend, until the mean area over the references is sure to the tolerance.
+            where the curves move, until the mean area over the references is sure to the tolerance.
         references: what stands in for removed pixels; the average over them is reported too.
         fractions: explicit shares of changed pixels instead of equal steps.
         by_patch: for maps that are constant on patches, change whole patches instead of single pixels.
@@ -113,16 +115,21 @@ class CurveMetric(Metric):
         if not self.is_adaptive:
             return finest
         places = [first_places(len(changed) - 1) for changed in finest]
-        while True:
-            chosen = [[changed[i] for i in own] for changed, own in zip(finest, places, strict=True)]
-            if not all(case.is_known(p) for changed in chosen for p in changed):
-                return chosen  # to be asked about; what follows is seen from the answers
-            outputs = [case.outputs(changed) for changed in chosen]
-            errors = self.gap_errors(case, places, outputs)
-            further = further_places(places, errors, self.tolerance)
-            if not any(further):
-                return chosen
-            places = [sorted({*own, *more}) for own, more in zip(places, further, strict=True)]
+        chosen: list[list[Perturbation]] = []
+        for gap_errors, tolerance in self.demands():
+            further = [[0]]
+            while any(further):
+                chosen = [[changed[i] for i in own] for changed, own in zip(finest, places, strict=True)]
+                if not all(case.is_known(p) for changed in chosen for p in changed):
+                    return chosen  # to be asked about; what follows is seen from the answers
+                outputs = [case.outputs(changed) for changed in chosen]
+                further = further_places(places, gap_errors(case, places, outputs), tolerance)
+                places = [sorted({*own, *more}) for own, more in zip(places, further, strict=True)]
+        return chosen
+
+    def demands(self) -> Sequence[tuple[GapErrors, float]]:
+        """Errors that are to be estimated, one after the other, with the tolerance of each."""
+        return ((self.gap_errors, self.tolerance),)
 
     def gap_errors(self, case: Case, places: Sequence[Sequence[int]], outputs: Sequence[Tensor]) -> list[list[float]]:
         """How far off the area over each gap between places may be, of each curve, from the outputs (S, K) there."""

@@ -13,11 +13,13 @@ from aha.errors import MetricError
 from aha.metrics.adaptive import recognition, recognition_errors
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
-from aha.metrics.curves import CurveMetric
+from aha.metrics.curves import CurveMetric, GapErrors
 from aha.perturb.perturbation import area
 from aha.perturb.references import Reference
 
 Against = Literal["target", "label"]
+
+_COARSER = 3.5  # a number of jumps from nothing to all takes many more points to be as sure as an area under scores
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class AccuracyMetric(CurveMetric):
 
     Attributes:
         against: the class that counts as recognised: the explained one, or the true label as in Chefer et al.
+        tolerance: of adaptive steps: that of the score along the way; these numbers are sure to 3.5 times as much.
     """
 
     against: Against = "target"
@@ -39,8 +42,14 @@ class AccuracyMetric(CurveMetric):
         order = torch.argsort(curve.fractions)
         return float(area(curve.fractions[order], recognised[order]))
 
-    def gap_errors(self, case: Case, places: Sequence[Sequence[int]], outputs: Sequence[Tensor]) -> list[list[float]]:
-        """Of the share of steps at which the class is recognised."""
+    def demands(self) -> Sequence[tuple[GapErrors, float]]:
+        """Points that make the score sure first: they are there where Deletion and Insertion are measured too."""
+        return (*super().demands(), (self.recognition_errors, _COARSER * self.tolerance))
+
+    def recognition_errors(
+        self, case: Case, places: Sequence[Sequence[int]], outputs: Sequence[Tensor]
+    ) -> list[list[float]]:
+        """As `gap_errors`, of the share of steps at which the class is recognised."""
         margins = (case.margins(along, self._label(case)).tolist() for along in outputs)
         return [recognition_errors(own, along) for own, along in zip(places, margins, strict=True)]
 
