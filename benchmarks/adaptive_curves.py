@@ -7,12 +7,12 @@ The full curves of every map are measured once and kept, a line of OUT/rows.json
 so that the same command continues an interrupted run, and more methods or a larger limit add to it. The metrics of
 `aha-adaptive` are then run on the kept answers, which gives their numbers and what they would have asked of the model,
 without asking again: `--limit 0` prints the table of what there is, also after a change of the adaptive steps.
-`--check N` shows N of the maps to the model again, adaptively, and stops if that is not what the kept answers gave.
+`--check N` shows N of the maps to the model again, adaptively, and prints by how much that differs.
 
 `--references all` measures the three references of a map, as the protocol does. `--references turn` measures one of
-them, the next one for each map, in a third of the time. The table then has two readings of the same curves: alone, where
-the one reference has to be as sure as an average of three, and as one of three, where it is allowed the error that it may
-have inside of one (the root of three times as much).
+them, the next one for each map, in a third of the time. The table then has two readings of the same curves: alone,
+where the one reference has to be as sure as an average of three, and as one of three, where it is allowed the error
+that it may have inside of one (the root of three times as much).
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ from aha.perturb.perturbation import step_counts
 from aha.perturb.references import Reference
 
 METHODS = ["grad_cam", "gradient", "integrated_gradients(steps=10)", "random_map", "edge_map", "center_map"]
-FULL, ADAPTIVE = ([m for m in PROTOCOLS[name].metrics if isinstance(m, CurveMetric)] for name in ("aha", "aha-adaptive"))
+FULL, ADAPTIVE = (
+    [m for m in PROTOCOLS[name].metrics if isinstance(m, CurveMetric)] for name in ("aha", "aha-adaptive")
+)
 REFERENCES = FULL[0].references
 STEPS = 224
 Row = dict[str, Any]
@@ -73,7 +75,12 @@ def measured(model: TargetModel, file: Path, method: str, references: Sequence[R
     with torch.no_grad():
         case.prepare(both.perturbations(case))
         for reference in references:
-            row = {"image": file.name, "method": method, "reference": str(reference), "pixels": list(found.maps[0].shape)}
+            row = {
+                "image": file.name,
+                "method": method,
+                "reference": str(reference),
+                "pixels": list(found.maps[0].shape),
+            }
             for kind in ("delete", "insert"):
                 outputs = both.curve(case, kind, reference).outputs
                 pair = case.scores(outputs), case.margins(outputs, target)
@@ -151,7 +158,7 @@ def table(model: TargetModel, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def check(model: TargetModel, images: Path, rows: Sequence[Row], count: int) -> None:
-    """Runs maps adaptively, showing the model what the metrics ask for, and compares with what the kept answers gave."""
+    """Shows the model what the metrics ask for, map by map, and compares with what the kept answers gave."""
     for own in by_map(rows)[:count]:
         references = tuple(r for r in REFERENCES if str(r) in {row["reference"] for row in own})
         metrics = [replace(metric, references=references) for metric in ADAPTIVE]
@@ -163,7 +170,9 @@ def check(model: TargetModel, images: Path, rows: Sequence[Row], count: int) -> 
         shown = model.passes["forward"] - before + len(references)  # the map's own view of the image was left out
         expected, asked = replayed(model, own, ADAPTIVE)
         worst = max(abs(row.value - expected[row.metric, row.reference]) for row in scores.rows)
-        print(f"{own[0]['image']} {own[0]['method']}: {shown} images shown, {asked} replayed, numbers {worst:.1e} apart")
+        print(
+            f"{own[0]['image']} {own[0]['method']}: {shown} images shown, {asked} replayed, numbers {worst:.1e} apart"
+        )
 
 
 def main() -> None:

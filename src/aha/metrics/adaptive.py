@@ -114,7 +114,7 @@ def recognition_errors(places: Sequence[int], margins: Sequence[float]) -> list[
 
 
 def _speeds(places: Sequence[int], values: Sequence[float]) -> NDArray[np.float64]:
-    """For each gap the variance of a walk's single step, from how far the known values of it and its neighbours move."""
+    """For each gap the variance of a walk's single step, from how far the values move in it and in its neighbours."""
     widths, moves = (np.diff(np.asarray(numbers, dtype=float)) for numbers in (places, values))
     padded, present = (np.pad(own, 1) for own in (moves**2 / widths, np.ones_like(widths)))
     return np.asarray(np.convolve(padded, _NEAR, "valid") / np.convolve(present, _NEAR, "valid"))

@@ -112,6 +112,7 @@ class Case:
         explain: recomputes maps of the same method; None for maps from elsewhere.
         seconds, forward_images, backward_images, peak_bytes: what the map cost, if known.
         seed: of ties and of whatever a metric draws.
+        walks: how far adaptive steps have come: the places of each curve, and whether they are enough.
     """
 
     sample: Sample
@@ -124,6 +125,7 @@ class Case:
     backward_images: float | None = None
     peak_bytes: float | None = None
     seed: int = 0
+    walks: dict[tuple[object, ...], tuple[Sequence[Sequence[int]], bool]] = field(default_factory=dict)
     _outputs: dict[Perturbation, Tensor] = field(default_factory=dict)
     _ranks: dict[tuple[tuple[int, int] | None, Ties], Tensor] = field(default_factory=dict)
 

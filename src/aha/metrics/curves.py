@@ -27,8 +27,15 @@ AVERAGE = "average"  # of the references; "mean" is a reference itself
 
 References = tuple[Reference, ...]
 Steps = int | Literal["adaptive"]
-GapErrors = Callable[[Case, Sequence[Sequence[int]], Sequence[Tensor]], list[list[float]]]
-"""For each curve the errors of its gaps, from the places and the outputs (S, K) there."""
+Places = Sequence[Sequence[int]]
+
+
+class Demand(NamedTuple):
+    """What adaptive steps have to be sure of: its name, the tolerance, and the error of every gap between places."""
+
+    what: str
+    tolerance: float
+    gap_errors: Callable[[Case, Places, Sequence[Tensor]], list[list[float]]]
 
 
 class Curve(NamedTuple):
@@ -96,7 +103,7 @@ class CurveMetric(Metric):
 
     def _along(self, case: Case, kind: Kind, reference: Reference) -> list[Perturbation]:
         if not self.is_adaptive:
-            return self._perturbations(case, kind, reference)
+            return self._chosen(case, kind, (reference,))[0]
         references = next(group for own, group in self._sequences() if own == kind)
         while True:
             chosen = self._chosen(case, kind, references)
@@ -105,33 +112,39 @@ class CurveMetric(Metric):
                 return chosen[references.index(reference)]
             case.prepare(open_ones)
 
-    def _perturbations(self, case: Case, kind: Kind, reference: Reference) -> list[Perturbation]:
-        grid = grid_of(case.values) if self.by_patch else None
-        return [Perturbation(kind, reference, count, grid, self.ties) for count in self._counts(case, grid)]
-
     def _chosen(self, case: Case, kind: Kind, references: References) -> list[list[Perturbation]]:
         """The perturbed images of each reference; of adaptive steps those that follow from what is known so far."""
-        finest = [self._perturbations(case, kind, reference) for reference in references]
+        grid = grid_of(case.values) if self.by_patch else None
+        counts = self._counts(case, grid)
+
+        def at(places: Places) -> list[list[Perturbation]]:
+            pairs = zip(references, places, strict=True)
+            return [[Perturbation(kind, r, counts[place], grid, self.ties) for place in own] for r, own in pairs]
+
         if not self.is_adaptive:
-            return finest
-        places = [first_places(len(changed) - 1) for changed in finest]
-        chosen: list[list[Perturbation]] = []
-        for gap_errors, tolerance in self.demands():
-            further = [[0]]
-            while any(further):
-                chosen = [[changed[i] for i in own] for changed, own in zip(finest, places, strict=True)]
+            return at([range(len(counts))] * len(references))
+        places: Places = [first_places(len(counts) - 1)] * len(references)
+        # The same answers lead to the same places: metrics that have the same demands go there together, and once.
+        key: tuple[object, ...] = (kind, references, self.by_patch, self.ties)
+        for demand in self.demands(case):
+            key = (*key, demand.what, demand.tolerance)
+            places, is_sure = case.walks.get(key, (places, False))
+            while not is_sure:
+                chosen = at(places)
                 if not all(case.is_known(p) for changed in chosen for p in changed):
                     return chosen  # to be asked about; what follows is seen from the answers
-                outputs = [case.outputs(changed) for changed in chosen]
-                further = further_places(places, gap_errors(case, places, outputs), tolerance)
+                errors = demand.gap_errors(case, places, [case.outputs(changed) for changed in chosen])
+                further = further_places(places, errors, demand.tolerance)
                 places = [sorted({*own, *more}) for own, more in zip(places, further, strict=True)]
-        return chosen
+                is_sure = not any(further)
+                case.walks[key] = places, is_sure
+        return at(places)
 
-    def demands(self) -> Sequence[tuple[GapErrors, float]]:
-        """Errors that are to be estimated, one after the other, with the tolerance of each."""
-        return ((self.gap_errors, self.tolerance),)
+    def demands(self, case: Case) -> tuple[Demand, ...]:
+        """What adaptive steps have to be sure of, one after the other."""
+        return (Demand("score", self.tolerance, self.gap_errors),)
 
-    def gap_errors(self, case: Case, places: Sequence[Sequence[int]], outputs: Sequence[Tensor]) -> list[list[float]]:
+    def gap_errors(self, case: Case, places: Places, outputs: Sequence[Tensor]) -> list[list[float]]:
         """How far off the area over each gap between places may be, of each curve, from the outputs (S, K) there."""
         scores = [case.scores(along).double().cpu() for along in outputs]
         every = torch.cat(scores)

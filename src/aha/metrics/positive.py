@@ -13,7 +13,7 @@ from aha.errors import MetricError
 from aha.metrics.adaptive import recognition, recognition_errors
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
-from aha.metrics.curves import CurveMetric, GapErrors
+from aha.metrics.curves import CurveMetric, Demand, Places
 from aha.perturb.perturbation import area
 from aha.perturb.references import Reference
 
@@ -42,13 +42,12 @@ class AccuracyMetric(CurveMetric):
         order = torch.argsort(curve.fractions)
         return float(area(curve.fractions[order], recognised[order]))
 
-    def demands(self) -> Sequence[tuple[GapErrors, float]]:
-        """Points that make the score sure first: they are there where Deletion and Insertion are measured too."""
-        return (*super().demands(), (self.recognition_errors, _COARSER * self.tolerance))
+    def demands(self, case: Case) -> tuple[Demand, ...]:
+        """The score first: where Deletion and Insertion are measured too, its points are there already."""
+        recognised = Demand(f"class {self._label(case)}", _COARSER * self.tolerance, self.recognition_errors)
+        return (*super().demands(case), recognised)
 
-    def recognition_errors(
-        self, case: Case, places: Sequence[Sequence[int]], outputs: Sequence[Tensor]
-    ) -> list[list[float]]:
+    def recognition_errors(self, case: Case, places: Places, outputs: Sequence[Tensor]) -> list[list[float]]:
         """As `gap_errors`, of the share of steps at which the class is recognised."""
         margins = (case.margins(along, self._label(case)).tolist() for along in outputs)
         return [recognition_errors(own, along) for own, along in zip(places, margins, strict=True)]
