@@ -9,7 +9,11 @@ Prints ratios of CPU time, each from one process and one run, next to how well t
 2. `tis`: samples with half of the tokens really dropped, and samples that go through the blocks with all their tokens,
    over as many bare forward passes.
 3. `mda`: images shown to the model and time, against the published search written down as it is told, one image at a
-   time, with Ins-Del of the orders that the two find.
+   time, with Ins-Del of the orders that the two find. With several photographs a table of paired differences follows.
+   With `--out FILE` every finished photograph is a line there, and the same command goes on after an interruption;
+   `--plain N` runs the slow search, one image at a time, for the first N photographs only.
+
+    ... --only mda --model timm:resnet18 --weights FILE --images FOLDER --limit 16 --precision bfloat16 --out mda.jsonl
 
 Without weights the model has random ones and the image is noise: costs are the same, agreement means less.
 """
@@ -17,13 +21,17 @@ Without weights the model has random ones and the image is noise: costs are the 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -136,37 +144,56 @@ def straightforward(model: TargetModel, image: Tensor, label: Tensor, method: MD
     return Order(torch.tensor(order), inserted, deleted, grid), shown
 
 
-Gain = tuple[float, float]
-"""How many times faster a search was than the published one, and how much larger its Ins-Del."""
+class Found(NamedTuple):
+    """What a search of one photograph took and gave."""
+
+    images: int
+    seconds: float
+    quality: float
 
 
-def mda(model: TargetModel, image: Tensor, label: Tensor, side: int, screens: Sequence[int]) -> dict[str, Gain]:
-    """The published search, batched and in its faster approximation, over the same search one image at a time."""
+PLAIN, PUBLISHED = "one at a time", "mda"
+
+
+def mda(
+    model: TargetModel, image: Tensor, label: Tensor, side: int, screens: Sequence[int], with_plain: bool
+) -> dict[str, Found]:
+    """The published search one image at a time, the same in batches, and its faster approximations."""
     published = MDA(load_method("grad_cam"), grid=side)
-    (plain, shown), theirs = timed(lambda: straightforward(model, image, label, published))
-    expected = quality(plain)
-    print(f"mda, {side} x {side} patches, Grad-CAM as guide")
-    print(f"  one patch at a time: {shown} images, {theirs:.0f} s, Ins-Del {expected:.4f}")
-    gains: dict[str, Gain] = {}
-    for method in (published, *(replace(published, screen=screen) for screen in screens)):
+    results: dict[str, Found] = {}
+    if with_plain:
+        (plain, shown), seconds = timed(lambda: straightforward(model, image, label, published))
+        results[PLAIN] = Found(shown, seconds, quality(plain))
+    searches = {PUBLISHED: published} | {f"mda(screen={own})": replace(published, screen=own) for own in screens}
+    for name, method in searches.items():
         before = model.passes["forward"]
-        (order,), ours = timed(partial(method.search, model, image, label))
-        asked = model.passes["forward"] - before
-        change = quality(order) - expected
-        print(
-            f"  screen={method.screen}: {asked} images, {theirs / ours:.2f} x faster; Ins-Del {change:+.4f}", flush=True
-        )
-        gains[f"screen={method.screen}"] = theirs / ours, change
-    return gains
+        (order,), seconds = timed(partial(method.search, model, image, label))
+        results[name] = Found(model.passes["forward"] - before, seconds, quality(order))
+    for name, found in results.items():
+        print(f"  {name}: {found.images} images, {found.seconds:.0f} s, Ins-Del {found.quality:.4f}", flush=True)
+    return results
 
 
-def summary(gains: Sequence[dict[str, Gain]]) -> None:
-    """Over all images: mean gains with their standard errors."""
-    for name in gains[0]:
-        faster, better = torch.tensor([own[name] for own in gains]).T
-        errors = [float(values.std() / len(gains) ** 0.5) for values in (faster, better)]
-        print(f"{name}, {len(gains)} images: {faster.mean():.2f} ± {errors[0]:.2f} x faster (least {faster.min():.2f})")
-        print(f"  Ins-Del {better.mean():+.4f} ± {errors[1]:.4f} (least {better.min():+.4f})")
+def mda_table(results: Sequence[dict[str, Found]]) -> Iterator[str]:
+    """Over all photographs: what each search takes and gives, and how it differs from the published one, in pairs."""
+    yield "| search | photographs | images shown | times faster than one at a time | than in batches | Ins-Del | more |"
+    yield "|---|---|---|---|---|---|---|"
+    for name in dict.fromkeys(name for own in results for name in own):
+        having = [own for own in results if name in own]
+        cells = [f"{sum(own[name].images for own in having) / len(having):.0f}"]
+        for other in (PLAIN, PUBLISHED):
+            cells.append(with_error([own[other].seconds / own[name].seconds for own in having if other in own], ".2f"))
+        cells.append(with_error([own[name].quality for own in having], ".4f"))
+        cells.append(with_error([own[name].quality - own[PUBLISHED].quality for own in having], "+.4f"))
+        yield f"| {name} | {len(having)} | {' | '.join(cells)} |"
+
+
+def with_error(values: Sequence[float], form: str) -> str:
+    """The mean, its standard error, and the least."""
+    if not values:
+        return ""
+    error = f" ± {stdev(values) / len(values) ** 0.5:{form.lstrip('+')}}" if len(values) > 1 else ""
+    return f"{fmean(values):{form}}{error} (least {min(values):{form}})"
 
 
 def quality(order: Order) -> float:
@@ -176,19 +203,30 @@ def quality(order: Order) -> float:
     return float(inserted - deleted)
 
 
+def photographs(folder: Path, limit: int) -> list[Path]:
+    """Some of a folder, by chance; a smaller choice is part of a larger one."""
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+    return [files[place] for place in np.random.default_rng(0).permutation(len(files))[:limit]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=SPEC)
     parser.add_argument("--weights")
-    parser.add_argument("--image", nargs="*", default=[])
+    parser.add_argument("--image", nargs="*", type=Path, default=[])
+    parser.add_argument("--images", type=Path, help="a folder of photographs, instead")
+    parser.add_argument("--limit", type=int, default=16, help="how many of the folder")
     parser.add_argument("--patches", type=int, default=6, help="patched runs that are measured")
     parser.add_argument("--samples", type=int, default=8, help="of tis")
     parser.add_argument("--grid", type=int, default=14, help="patches per side for mda")
     parser.add_argument("--screen", type=int, nargs="*", default=[4], help="approximations of mda")
+    parser.add_argument("--plain", type=int, help="photographs searched one image at a time too; all by default")
+    parser.add_argument("--out", type=Path, help="a file of the lines of mda, which is added to")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--only", nargs="+", choices=["caap", "tis", "mda"], default=["caap", "tis", "mda"])
     options = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     model = load_model(
         options.model,
         weights=options.weights,
@@ -196,9 +234,19 @@ def main() -> None:
         precision=options.precision,
     )
     preprocessing = model.stated_preprocessing()
-    images = [preprocessing(Image.open(path).convert("RGB"))[0][None] for path in options.image]
-    gains = []
-    for image in images or [torch.randn(1, 3, *preprocessing.size)]:
+    files = photographs(options.images, options.limit) if options.images else options.image
+    results: dict[str, dict[str, Found]] = {}
+    if options.out and options.out.exists():
+        for line in map(json.loads, options.out.read_text().splitlines()):
+            results[line["image"]] = {name: Found(*found) for name, found in line["found"].items()}
+    for number, file in enumerate(files or [None]):
+        name = "noise" if file is None else file.name
+        if options.only == ["mda"] and name in results:
+            continue
+        print(name, flush=True)
+        image = torch.randn(1, 3, *preprocessing.size)
+        if file is not None:
+            image = preprocessing(Image.open(file).convert("RGB"))[0][None]
         label = model.outputs(image).argmax(dim=1)
         if model.structure(image.shape[1:]).blocks:  # found once for a model, and not part of what is measured
             model.block_limits(image.shape[1:])
@@ -208,10 +256,14 @@ def main() -> None:
             caap(model, image, label, options.patches)
         if "tis" in options.only:
             tis(model, image, options.samples)
-        if "mda" in options.only:
-            gains.append(mda(model, image, label, options.grid, options.screen))
-    if len(gains) > 1:
-        summary(gains)
+        if "mda" in options.only and name not in results:
+            with_plain = options.plain is None or number < options.plain
+            results[name] = mda(model, image, label, options.grid, options.screen, with_plain)
+            if options.out:
+                with options.out.open("a") as lines:
+                    lines.write(json.dumps({"image": name, "found": results[name]}) + "\n")
+    if "mda" in options.only:
+        print("\n".join(mda_table(list(results.values()))))
 
 
 if __name__ == "__main__":

@@ -278,7 +278,7 @@ class _BatchWork:
         methods = [seeded.among(row) for row in chosen]
         rows = [i for i, classes in enumerate(chosen) for _ in classes]
         classes = torch.tensor([c for row in chosen for c in row], device=self.model.device)
-        images = self.inputs[part][rows]
+        images = _taken(self.inputs[part], rows)
         maps, found = _compute(self.model, [methods[i] for i in rows], images, classes, self.chunks)
         return _PartResult(chosen, outputs, maps, found)
 
@@ -290,21 +290,26 @@ def _compute(
     maps: dict[int, Tensor] = {}
     distributions: dict[int, Distribution] = {}
     for chosen in dict.fromkeys(methods):
-        own = torch.tensor([row for row, other in enumerate(methods) if other == chosen], device=images.device)
+        own = [row for row, other in enumerate(methods) if other == chosen]
 
-        def work(places: slice, chosen: Method = chosen, own: Tensor = own) -> None:
+        def work(places: slice, chosen: Method = chosen, own: list[int] = own) -> None:
             rows = own[places]
             if isinstance(chosen, Var):
-                found = chosen.distributions(model, images[rows], classes[rows])
-                distributions.update(zip(rows.tolist(), found, strict=True))
+                found = chosen.distributions(model, _taken(images, rows), classes[rows])
+                distributions.update(zip(rows, found, strict=True))
                 results = torch.stack([distribution.discriminative() for distribution in found])
             else:
-                results = chosen(model, images[rows], classes[rows]).detach()
-            maps.update(zip(rows.tolist(), results, strict=True))
+                results = chosen(model, _taken(images, rows), classes[rows]).detach()
+            maps.update(zip(rows, results, strict=True))
 
         chunks.run(work, len(own))
     order = range(len(methods))
     return torch.stack([maps[row] for row in order]), [distributions[row] for row in order if row in distributions]
+
+
+def _taken(images: Tensor, rows: list[int]) -> Tensor:
+    """Some of the images; not copied where they are all."""
+    return images if rows == list(range(len(images))) else images[rows]
 
 
 def _at_input_size(maps: Tensor, size: tuple[int, int], method: Method) -> Tensor:

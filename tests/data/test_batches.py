@@ -166,6 +166,16 @@ def test_float_tensors_pass_as_they_are(model: TargetModel, bare: TargetModel, i
         assert collect(bare, images.to(dtype))[0].inputs.dtype == dtype
 
 
+def test_pixels_that_are_not_finite_are_refused_and_large_ones_are_not(bare: TargetModel, images: Tensor) -> None:
+    for value in (torch.nan, torch.inf, -torch.inf):
+        broken = images.clone()
+        broken[2, 1, 3, 4] = value
+        with pytest.raises(ImageError, match="image-2 has pixels that are not finite"):
+            collect(bare, broken)
+    large = torch.full_like(images, torch.finfo(torch.float32).max)  # their sum is not finite
+    assert torch.equal(inputs_of(collect(bare, large)), large)
+
+
 def test_tensors_are_shown_as_the_pictures_they_were(model: TargetModel, bare: TargetModel) -> None:
     image = picture(3)
     (batch,) = collect(model, normalised(image)[None])

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import aha
 from aha.errors import ModelError, SpecError, UnknownName, WeightsError
 from aha.models import load_model
+from aha.models.forward_only import weight_versions
+from aha.models.hooks import parts_of
 from fakes import (
     CLASSES,
     SIZE,
@@ -181,6 +183,28 @@ def test_digest_of_a_model_that_goes_on_training() -> None:
     with torch.no_grad():
         module.head.weight.mul_(1.5)
     assert model.digest != digest
+
+
+class Nested(nn.Module):
+    """Parts that are used twice, left out, or hidden in another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.again, self.none = self.first, None
+        self.register_module("missing", None)
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+
+def test_weights_are_watched_in_every_part() -> None:
+    module = Nested()
+    assert set(parts_of(module)) == set(module.modules()) and len(parts_of(module)) == 4
+    versions = weight_versions(module)
+    assert len(versions) == 7  # of the linear layer 2, of the norm 5
+    module.scratch += 1  # not among the weights
+    assert weight_versions(module) == versions
+    module.first[1].running_var += 1
+    assert weight_versions(module) != versions
 
 
 def test_digest_of_half_precision_weights() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from aha.core.checks import PYTHON, checked
@@ -27,7 +28,7 @@ class Spec:
     name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        hints = _hints(type(self))
         for field in fields(self):
             place = f"{self.name}: {field.name}"
             fitted = checked(getattr(self, field.name), hints[field.name], place, notation=_NOTATION)
@@ -50,6 +51,12 @@ class Spec:
             if not _is_default(field, value):
                 parts.append(f"{field.name}={_show(value)}")
         return f"{self.name}({', '.join(parts)})" if parts else self.name
+
+
+@cache
+def _hints(cls: type[Spec]) -> dict[str, Any]:
+    """The types of the fields; to read them takes longer than all the rest of making a spec."""
+    return get_type_hints(cls)
 
 
 def parse(text: str, registry: Registry[type[S]], *inner: Registry[Any]) -> S:
@@ -128,7 +135,7 @@ def _check_word(cls: type[Spec], keyword: ast.keyword, registries: tuple[Registr
     if not isinstance(keyword.value, ast.Name) or any(keyword.value.id in registry for registry in registries):
         return
     name, word = str(keyword.arg), keyword.value.id
-    if name in {field.name for field in fields(cls)} and not _holds_specs(get_type_hints(cls)[name]):
+    if name in {field.name for field in fields(cls)} and not _holds_specs(_hints(cls)[name]):
         raise SpecError(f"{cls.name}: {name}={word} is not a number; write texts in quotes, {name}={word!r}")
 
 
@@ -156,7 +163,7 @@ def _create(cls: type[S], positional: list[Any], named: dict[str, Any]) -> S:
 
 
 def _example(cls: type[Spec], field: Field[Any]) -> str:
-    hint = get_type_hints(cls)[field.name]
+    hint = _hints(cls)[field.name]
     return "gradient" if isinstance(hint, type) and issubclass(hint, Spec) else f"{field.name}=..."
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from aha.errors import AhaWarning
 from aha.models.copies import FastCopy, make_copy, usable_engines
+from aha.models.hooks import parts_of
 from aha.models.outputs import OutputReader
 from aha.models.scores import Score
 
@@ -149,7 +150,13 @@ class ForwardOnly:
 
 def weight_versions(module: nn.Module) -> list[tuple[int, int]]:
     """Where the weights are and how often each was written: other numbers, other weights."""
-    return [(t.data_ptr(), -1 if t.is_inference() else t._version) for t in module.state_dict().values()]
+    versions = []
+    for part in parts_of(module):
+        lasting = (b for name, b in part._buffers.items() if name not in part._non_persistent_buffers_set)
+        for tensor in (*part._parameters.values(), *lasting):
+            if tensor is not None:
+                versions.append((tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version))
+    return versions
 
 
 def _too_far(change: float) -> str:

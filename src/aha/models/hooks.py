@@ -29,6 +29,18 @@ def lock_of(module: nn.Module) -> threading.RLock:
         return _LOCKS.setdefault(module, threading.RLock())
 
 
+def parts_of(module: nn.Module) -> list[nn.Module]:
+    """The module and all that are inside of it, each once. It is asked for in every pass: `modules` is much slower."""
+    found: dict[nn.Module, None] = {}
+    waiting: list[nn.Module | None] = [module]
+    while waiting:
+        part = waiting.pop()
+        if part is not None and part not in found:
+            found[part] = None
+            waiting += part._modules.values()
+    return list(found)
+
+
 @contextmanager
 def hooked(hooks: Iterable[tuple[nn.Module, ForwardHook]]) -> Iterator[None]:
     """Forward hooks for the duration of a block; a hook's return value, unless None, replaces the output."""
@@ -57,7 +69,7 @@ def swapped_forward(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterato
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Evaluation mode for a block; each submodule gets back its own flag, frozen parts stay frozen."""
-    training = [part for part in module.modules() if part.training]
+    training = [part for part in parts_of(module) if part.training]
     try:
         for part in training:
             part.training = False
@@ -89,7 +101,7 @@ def slopes(total: Tensor, tensors: Sequence[Tensor], **options: Any) -> tuple[An
 
 def has_backward_hooks(module: nn.Module) -> bool:
     """Did its owner hook into backward passes? PyTorch warns them of graphs that begin behind such a hook."""
-    return any(part._backward_hooks or part._backward_pre_hooks for part in module.modules())
+    return any(part._backward_hooks or part._backward_pre_hooks for part in parts_of(module))
 
 
 def first_tensor(value: Any) -> Tensor | None:

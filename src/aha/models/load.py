@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -182,11 +183,14 @@ def _from_spec(spec: str, request: Request) -> Loaded:
         return source(name, request)
 
 
+@cache
+def _defaults() -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in inspect.signature(load_model).parameters.items()}
+
+
 def _refuse_options(given: Mapping[str, Any]) -> None:
     """A loaded model is what it is: options that would be passed over in silence are an error."""
-    defaults = inspect.signature(load_model).parameters
-    plain = {name: value for name, value in given.items() if name != "model"}
-    stated = [name for name, value in plain.items() if value is not defaults[name].default]
+    stated = [name for name, value in given.items() if name != "model" and value is not _defaults()[name]]
     if stated:
         raise ModelError(f"the model is already loaded; state {', '.join(stated)} when you load it")
 

@@ -22,7 +22,7 @@ from aha.models.class_names import index_of
 from aha.models.copies import Engine, check_engine
 from aha.models.forward_only import ForwardOnly, weight_versions
 from aha.models.habits import advice
-from aha.models.hooks import autograd, evaluating, has_backward_hooks, lock_of
+from aha.models.hooks import autograd, evaluating, has_backward_hooks, lock_of, parts_of
 from aha.models.kept import KeptPass
 from aha.models.memory import Chunks
 from aha.models.outputs import OutputReader, read_outputs
@@ -191,7 +191,7 @@ class RunnableModel:
             return False
         is_plain = self.precision == "float32" and self.dtype == torch.float32
         # Whoever hooked into the module wants to see its passes, or to change them.
-        return is_plain and not any(part._forward_hooks or part._forward_pre_hooks for part in self.module.modules())
+        return is_plain and not any(part._forward_hooks or part._forward_pre_hooks for part in parts_of(self.module))
 
     def _outputs_once(self, inputs: Tensor, known: dict[tuple[int, ...], Tensor]) -> Tensor:
         """Outputs (B, K) of images of which only those are run that were not seen before."""

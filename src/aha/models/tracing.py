@@ -230,7 +230,7 @@ class Tracer:
 
     def __init__(self, module: nn.Module, trace: Trace, *, with_graph: bool = True) -> None:
         self._on_graph = _on_graph if with_graph else torch.detach
-        self._modules = dict(module.named_modules())
+        self._module = module
         self._trace = trace
         self._seen: Counter[str] = Counter()
         self._attention_calls = 0
@@ -249,13 +249,15 @@ class Tracer:
             self._capture(structure.stages[index], partial(self._keep_feature, index))
         with ExitStack() as stack:
             if captures.tokens:
-                first = self._modules[structure.blocks[0].name]
+                first = self._module.get_submodule(structure.blocks[0].name)
                 handle = first.register_forward_pre_hook(self._keep_block_input, with_kwargs=True)
                 stack.callback(handle.remove)
                 for site in structure.blocks:
                     self._capture(site, lambda raw, _site: self._keep_tokens(raw))
             for site in structure.middles if captures.middles else ():
-                handle = self._modules[site.name].register_forward_pre_hook(self._keep_middle(site), with_kwargs=True)
+                handle = self._module.get_submodule(site.name).register_forward_pre_hook(
+                    self._keep_middle(site), with_kwargs=True
+                )
                 stack.callback(handle.remove)
             stack.enter_context(hooked(self._hooks))
             if captures.attention:
@@ -265,7 +267,7 @@ class Tracer:
 
     def _capture(self, site: Site, keep: Callable[[Tensor, Site], Tensor]) -> None:
         """A hook that replaces the site's output by what `keep` returns; other calls of the module pass."""
-        self._hooks.append((self._modules[site.name], at_call(site.call, lambda raw: keep(raw, site))))
+        self._hooks.append((self._module.get_submodule(site.name), at_call(site.call, lambda raw: keep(raw, site))))
 
     def _keep_feature(self, index: int, raw: Tensor, site: Site) -> Tensor:
         raw = self._on_graph(raw)
