@@ -6,7 +6,8 @@
 The full curves of every map are measured once and kept, a line of OUT/rows.jsonl for each image, method and reference,
 so that the same command continues an interrupted run, and more methods or a larger limit add to it. The metrics of
 `aha-adaptive` are then run on the kept answers, which gives their numbers and what they would have asked of the model,
-without asking again: `--limit 0` prints the table of what there is, also after a change of the adaptive steps.
+without asking again: `--limit 0` prints the table of what there is, also after a change of the adaptive steps, and with
+`--tolerance T` for another tolerance than the protocol's.
 `--check N` shows N of the maps to the model again, adaptively, and prints by how much that differs.
 
 `--references all` measures the three references of a map, as the protocol does. `--references turn` measures one of
@@ -129,7 +130,7 @@ def by_map(rows: Sequence[Row]) -> list[list[Row]]:
     return [list(own) for _, own in groupby(sorted(rows, key=key), key)]
 
 
-def table(model: TargetModel, rows: Sequence[Row]) -> Iterator[str]:
+def table(model: TargetModel, rows: Sequence[Row], adaptive: Sequence[CurveMetric]) -> Iterator[str]:
     """What the differences are: of averages where all references were measured, and of single ones."""
     yield "| of | number | n | mean difference | its error | mean size | 95 % below | within 0.005 | passes |"
     yield "|---|---|---|---|---|---|---|---|---|"
@@ -137,9 +138,9 @@ def table(model: TargetModel, rows: Sequence[Row]) -> Iterator[str]:
     whole = [own for own in maps if len(own) == len(REFERENCES)]
     # With all references each map of one is judged too: what stands in the tables of the protocol is theirs as well.
     readings = [
-        ("three references", whole, ADAPTIVE),
-        ("one reference, alone", [[row] for row in rows], ADAPTIVE),
-        ("one reference, as one of three", [[row] for row in rows], lenient(ADAPTIVE)),
+        ("three references", whole, adaptive),
+        ("one reference, alone", [[row] for row in rows], adaptive),
+        ("one reference, as one of three", [[row] for row in rows], lenient(adaptive)),
     ]
     for name, groups, metrics in readings:
         apart: dict[str, list[float]] = defaultdict(list)
@@ -186,6 +187,7 @@ def main() -> None:
     parser.add_argument("--references", choices=["all", "turn"], default="all")
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--tolerance", type=float, default=ADAPTIVE[0].tolerance)
     parser.add_argument("--check", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -215,7 +217,7 @@ def main() -> None:
     if options.check:
         check(model, options.images, rows, options.check)
         return
-    for text in table(model, rows):
+    for text in table(model, rows, [replace(metric, tolerance=options.tolerance) for metric in ADAPTIVE]):
         print(text)
 
 

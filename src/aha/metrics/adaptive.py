@@ -1,12 +1,12 @@
 """Which points of perturbation curves to ask about next, and how far their areas may be off.
 
 Along a sequence of perturbed images the model's answers move like a random walk: over four times as many steps they
-come twice as far. So a gap between two points adds the error of a walk that is tied down at both of its ends, and that
-moves as fast as the points of this gap and of its two neighbours say; errors of different gaps add like random numbers.
-Where a curve only rises or only falls, it cannot be off by more than half of what it moves in a gap times the width of
-the gap, and this estimate follows that bound: what moves is looked at, even if it looks straight. What happens wholly
-between two neighbouring points cannot be seen from them: a spike that is narrower than the first gaps may be missed,
-and the area then lacks that of the spike at most.
+come twice as far. So a gap between two points adds the error of a walk that is tied down at both of its ends; how fast
+it moves is read off the points of this gap and of its two neighbours, and of the whole curve. Errors of different gaps
+add like random numbers. Where a curve only rises or only falls, it cannot be off by more than half of what it moves in
+a gap times the width of the gap, and this estimate follows that bound: what moves is looked at, even if it looks
+straight. What happens wholly between two neighbouring points cannot be seen from them: a spike that is narrower than the
+first gaps may be missed, and the area then lacks that of the spike at most.
 
 Places are whole numbers 0 ... last in rising order, the steps of the finest curve; heights and margins are the values
 there. Errors are in units of height times the whole width, one for each gap.
@@ -57,10 +57,16 @@ def estimated_error(errors: Sequence[Sequence[float]]) -> float:
 
 
 def height_errors(places: Sequence[int], heights: Sequence[float]) -> list[float]:
-    """How far the area over each gap of a curve may be off; single steps are sure."""
-    widths = np.diff(np.asarray(places, dtype=float))
+    """How far the area over each gap of a curve between 0 and 1 may be off; single steps are sure."""
+    x, y = np.asarray(places, dtype=float), np.asarray(heights, dtype=float)
+    widths, middles = np.diff(x), (y[1:] + y[:-1]) / 2
+    # Few points may lie level by chance. A probability moves fastest in the middle of its range, and as fast on the
+    # whole as the whole curve says: this counts half.
+    expected = (middles * (1 - middles)) ** 2
+    expected *= np.sum(np.diff(y) ** 2) / max(float(np.sum(widths * expected)), 1e-12)
+    speeds = (_speeds(places, heights) + expected) / 2
     # The sum of a walk's inner steps that starts and ends at zero: variance w (w^2 - 1) / 12 times that of a step.
-    variances = _speeds(places, heights) * widths * (widths**2 - 1) / 12
+    variances = speeds * widths * (widths**2 - 1) / 12
     return list(np.sqrt(variances) / (places[-1] - places[0]))
 
 

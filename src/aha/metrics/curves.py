@@ -148,8 +148,9 @@ class CurveMetric(Metric):
         """How far off the area over each gap between places may be, of each curve, from the outputs (S, K) there."""
         scores = [case.scores(along).double().cpu() for along in outputs]
         every = torch.cat(scores)
-        scale = 1.0 if case.model.score.is_probability else max(float(every.max() - every.min()), 1e-12)
-        return [height_errors(own, (along / scale).tolist()) for own, along in zip(places, scores, strict=True)]
+        low, high = (0.0, 1.0) if case.model.score.is_probability else (float(every.min()), float(every.max()))
+        shares = [(along - low) / max(high - low, 1e-12) for along in scores]
+        return [height_errors(own, along.tolist()) for own, along in zip(places, shares, strict=True)]
 
     def area_under(self, case: Case, curve: Curve, answers: Tensor) -> float:
         """Mean height of the answers (S,) along a curve; between adaptive points the curve is filled in."""
