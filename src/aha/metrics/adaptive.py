@@ -5,8 +5,8 @@ come twice as far. So a gap between two points adds the error of a walk that is 
 it moves is read off the points of this gap and of its two neighbours, and of the whole curve. Errors of different gaps
 add like random numbers. Where a curve only rises or only falls, it cannot be off by more than half of what it moves in
 a gap times the width of the gap, and this estimate follows that bound: what moves is looked at, even if it looks
-straight. What happens wholly between two neighbouring points cannot be seen from them: a spike that is narrower than the
-first gaps may be missed, and the area then lacks that of the spike at most.
+straight. What happens wholly between two neighbouring points cannot be seen from them: a spike that is narrower than
+the first gaps may be missed, and the area then lacks that of the spike at most.
 
 Places are whole numbers 0 ... last in rising order, the steps of the finest curve; heights and margins are the values
 there. Errors are in units of height times the whole width, one for each gap.
