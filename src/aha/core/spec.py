@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 from dataclasses import MISSING, Field, dataclass, fields
-from functools import cache
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from aha.core.checks import PYTHON, checked
@@ -53,10 +52,14 @@ class Spec:
         return f"{self.name}({', '.join(parts)})" if parts else self.name
 
 
-@cache
 def _hints(cls: type[Spec]) -> dict[str, Any]:
     """The types of the fields; to read them takes longer than all the rest of making a spec."""
-    return get_type_hints(cls)
+    if cls not in _HINTS:
+        _HINTS[cls] = get_type_hints(cls)
+    return _HINTS[cls]
+
+
+_HINTS: dict[type[Spec], dict[str, Any]] = {}
 
 
 def parse(text: str, registry: Registry[type[S]], *inner: Registry[Any]) -> S:
