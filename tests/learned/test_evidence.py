@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from aha.learned.evidence import LOG_ODDS, LOGIT, blocks_of_levels, class_evidence, evidence_channels, traced
+from aha.errors import ModelError
+from aha.learned.decoder import patch_means
+from aha.learned.evidence import (
+    LOG_ODDS,
+    LOGIT,
+    blocks_of_levels,
+    class_evidence,
+    class_flows,
+    evidence_channels,
+    traced,
+)
 from aha.learned.explainer import Explainer
 from aha.learned.settings import Design
+from aha.methods import load_method
 from aha.models import TargetModel, load_model
 from fakes import CLASSES, SIZE, TinyCNN, randomised, tiny_vit
 
@@ -41,15 +54,41 @@ def test_the_deepest_evidence_of_a_cnn_is_hires_cam(images: Tensor) -> None:
 def test_evidence_of_a_transformer_is_that_of_its_attention(images: Tensor) -> None:
     target, classes = load_model(tiny_vit(depth=4), **STATED), torch.tensor([0, 1, 2, 0])
     levels, start = class_evidence(traced(target, images, [], [0, 1]), classes, [0, 1], LOGIT)
-    assert [level.shape[1] for level in levels] == list(evidence_channels(target, 2)) == [6, 6]
+    assert [level.shape[1] for level in levels] == list(evidence_channels(target, 2)) == [8, 8]
     trace = target.trace(images, attention=True, score=LOGIT)
     slopes = trace.gradients(classes, *trace.attention)
     rows = [
         (a * s).relu().mean(dim=1)[:, 0] for a, s in zip(trace.attention, slopes, strict=True)
     ]  # of the class token
     maps = [trace.to_grid(row).detach() for row in rows]
+    flow = load_method("grad_rollout")(target, images, classes)
     torch.testing.assert_close(levels[1][:, 1], unit(maps[2]), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(start, unit(torch.stack(maps).mean(dim=0)), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(levels[0][:, 3], unit(flow), atol=1e-4, rtol=1e-4)
+    both = unit(torch.stack(maps).mean(dim=0)) + unit(flow)
+    torch.testing.assert_close(start, unit(both), atol=1e-4, rtol=1e-4)
+
+
+def test_what_flows_into_the_class_is_a_row_of_the_product_of_all_later_blocks() -> None:
+    """The slow way: whole matrices, the identity added and taken away again."""
+    target = load_model(tiny_vit(depth=3), **STATED)
+    trace = target.trace(torch.rand(2, 3, SIZE, SIZE), attention=True)
+    drawn = [0.1 * torch.rand(2, *matrix.shape[-2:]) for matrix in trace.attention]
+    one = torch.eye(drawn[0].shape[-1])
+    for first, flow in enumerate(class_flows(trace, drawn)):
+        product = one
+        for matrix in drawn[first:]:
+            product = (one + matrix) @ product
+        torch.testing.assert_close(flow, (product - one)[:, 0])
+
+
+def test_an_explainer_of_other_evidence_is_refused(images: Tensor) -> None:
+    """Such as one of an earlier version, which read three values of each block."""
+    target = load_model(tiny_vit(), **STATED)
+    explainer = Explainer.for_target(target, Design(width=16))
+    fewer = replace(explainer.config.decoder, evidence=tuple(n * 3 // 4 for n in explainer.config.decoder.evidence))
+    former = Explainer(replace(explainer.config, decoder=fewer))
+    with pytest.raises(ModelError, match="train it again"):
+        former.check_target(target)
 
 
 def test_rivals_are_the_gradient_of_the_log_odds() -> None:
@@ -85,3 +124,23 @@ def test_an_untrained_map_is_already_an_explanation(images: Tensor) -> None:
     cams = torch.nn.functional.interpolate(cams[:, None], (SIZE, SIZE), mode="bilinear")[:, 0]
     pairs = [torch.stack([a.flatten(), b.flatten()]) for a, b in zip(maps, cams, strict=True)]
     assert min(float(torch.corrcoef(pair)[0, 1]) for pair in pairs) > 0.7
+
+
+def test_patches_of_a_transformer_keep_together(images: Tensor) -> None:
+    """A pixel's own value and a share of its patch's mean; nothing of the kind for a network without patches."""
+    target, classes = load_model(tiny_vit(), **STATED), torch.zeros(4, dtype=torch.long)
+    alone = Explainer.for_target(target, Design(width=16, cohesion=0)).maps(target, images, classes)
+    drawn = Explainer.for_target(target, Design(width=16, cohesion=0.5)).maps(target, images, classes)
+    h, w = target.structure().blocks[0].layout.grid
+    means = alone.view(4, h, SIZE // h, w, SIZE // w).mean(dim=(2, 4))
+    whole = means.repeat_interleave(SIZE // h, dim=1).repeat_interleave(SIZE // w, dim=2)
+    torch.testing.assert_close(drawn, alone + 0.5 * whole)
+    assert Explainer.for_target(cnn(), Design(width=16, cohesion=0.5)).config.decoder.cohesion == 0
+
+
+def test_patch_means_of_a_size_that_patches_do_not_divide() -> None:
+    drawn = torch.arange(35.0).view(1, 1, 5, 7)
+    means = patch_means(drawn, (3, 4))
+    assert means.shape == drawn.shape
+    torch.testing.assert_close(means[0, 0, 2, 3], drawn[0, 0, 2:4, 2:4].mean())
+    torch.testing.assert_close(means[0, 0, 4, 6], drawn[0, 0, 4, 6])

@@ -6,6 +6,7 @@
     fuse from deep to shallow by residual convolutions; the picture's own detail joins at stride 4
     every level adds its correction to one map, which starts from the class evidence
     the map is enlarged from level to level along the picture's outlines
+    where the target reads patches, their means are added, so that a patch is not cut in two for little
 
 After Dense Prediction Transformers, with four differences by choice. Group normalisation replaces batch normalisation:
 an image's map depends on that image alone, in training, in refinement and on any number of processes. The class also
@@ -42,6 +43,7 @@ class DecoderConfig:
         image_channels: of the picture.
         width: channels of every level.
         stride: pixels per value of the finest level.
+        cohesion: weight of the mean over each of the target's patches, added to the map; 0 for a target without.
     """
 
     channels: tuple[int, ...]
@@ -50,6 +52,7 @@ class DecoderConfig:
     image_channels: int = 3
     width: int = 32
     stride: int = 4
+    cohesion: float = 0.0
 
 
 class Given(NamedTuple):
@@ -171,8 +174,10 @@ class Decoder(nn.Module):
             drawn = drawn + self.heads[index](fused)
             if index == entry:
                 drawn = drawn + self.evidence_gain * resized(given.start[:, None], grid)
-        drawn = enlarged(drawn, reached, 2, guides)
-        return resized(drawn, size)[:, 0]
+        drawn = resized(enlarged(drawn, reached, 2, guides), size)
+        if self.config.cohesion:
+            drawn = drawn + self.config.cohesion * patch_means(drawn, (given.start.shape[-2], given.start.shape[-1]))
+        return drawn[:, 0]
 
     def _guides(self, image: Tensor, half: Tensor) -> dict[int, Tensor]:
         """By stride 2, 4, ..., 32: how places look (B, D, h, w)."""
@@ -204,6 +209,19 @@ def enlarged(drawn: Tensor, reached: int, stride: int, guides: dict[int, Tensor]
         drawn = upsampled_twice(drawn, guides[reached], guides[reached // 2])
         reached //= 2
     return drawn
+
+
+def patch_means(drawn: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The map (B, 1, H, W) with every pixel replaced by the mean of its patch, of a grid of patches from the corner on.
+
+    A transformer reads whole patches: a patch that is half there is worth less than half. So pixels of one patch belong
+    near each other in the order.
+    """
+    height, width = int(drawn.shape[-2]), int(drawn.shape[-1])
+    patch = (math.ceil(height / grid[0]), math.ceil(width / grid[1]))
+    means = F.avg_pool2d(drawn, patch, ceil_mode=True)
+    whole = F.interpolate(means, scale_factor=(float(patch[0]), float(patch[1])), mode="nearest")
+    return whole[..., :height, :width]
 
 
 def at_stride(size: tuple[int, int], stride: int) -> tuple[int, int]:

@@ -19,8 +19,7 @@ from aha.models import Captures, TargetModel
 from aha.models.scores import SCORES, Score, logit
 from aha.models.tracing import Trace
 
-CHANNELS = 3  # maps of evidence per stage, and per transformer block
-
+OF_STAGE, OF_BLOCK = 3, 4  # maps of evidence per stage of a pyramid, and per transformer block
 
 LOGIT = SCORES["logit"]
 
@@ -42,8 +41,8 @@ def is_token_model(target: TargetModel, size: Sequence[int] | None = None) -> bo
 def evidence_channels(target: TargetModel, levels: int) -> tuple[int, ...]:
     """How many maps of evidence each level of the decoder gets."""
     if not is_token_model(target):
-        return (CHANNELS,) * levels
-    return tuple(CHANNELS * len(blocks) for blocks in blocks_of_levels(len(target.structure().blocks), levels))
+        return (OF_STAGE,) * levels
+    return tuple(OF_BLOCK * len(blocks) for blocks in blocks_of_levels(len(target.structure().blocks), levels))
 
 
 def blocks_of_levels(blocks: int, levels: int) -> list[range]:
@@ -93,28 +92,48 @@ def stage_evidence(features: Tensor, gradients: Tensor) -> Tensor:
 def _of_tokens(trace: Trace, classes: Tensor, levels: int) -> tuple[list[Tensor], Tensor]:
     tokens, count = trace.tokens[:-1], len(trace.attention)  # a block's input: its last output may reach no class
     found = trace.gradients(classes, *trace.attention, *tokens)
-    blocks = [
-        torch.stack([trace.to_grid(row) for row in block_evidence(trace, matrix, slope, x, pull)], dim=1)
-        for matrix, slope, x, pull in zip(trace.attention, found[:count], tokens, found[count:], strict=True)
-    ]  # each (B, 3, h, w)
-    start = torch.stack([block[:, 1] for block in blocks]).mean(dim=0)
+    slopes = [slope.float() for slope in found[:count]]
+    drawn = [(a.detach().float() * s).relu().mean(dim=1) for a, s in zip(trace.attention, slopes, strict=True)]
+    flows = class_flows(trace, drawn)
+    values = [
+        block_evidence(trace, slope, matrix, x, pull, flow)
+        for slope, matrix, x, pull, flow in zip(slopes, drawn, tokens, found[count:], flows, strict=True)
+    ]
+    blocks = [torch.stack([trace.to_grid(row) for row in rows], dim=1) for rows in values]  # each (B, 4, h, w)
     unit = [standardised_maps(block) for block in blocks]
-    return [torch.cat([unit[i] for i in part], dim=1) for part in blocks_of_levels(count, levels)], standardised_maps(
-        start[:, None]
-    )[:, 0]
+    rows = standardised_maps(torch.stack([block[:, 1] for block in blocks]).mean(dim=0)[:, None])
+    start = standardised_maps(rows + unit[0][:, 3:])[:, 0]
+    return [torch.cat([unit[i] for i in part], dim=1) for part in blocks_of_levels(count, levels)], start
 
 
-def block_evidence(trace: Trace, attention: Tensor, slopes: Tensor, tokens: Tensor, pull: Tensor) -> list[Tensor]:
-    """Three values (B, T) for each token of a block.
+def class_flows(trace: Trace, drawn: Sequence[Tensor]) -> list[Tensor]:
+    """For each block l, what of its tokens (B, T) flows into the class: the read row of `(I + C^L) ... (I + C^l) - I`.
+
+    `C^l` (B, T, T) is what tokens draw from each other for the class. From the last block down it takes vectors alone;
+    the identity is never added, so that small values survive. That of the first block is the map of `grad_rollout`.
+    """
+    flow = torch.zeros_like(drawn[-1][:, 0])
+    flows = []
+    for matrix in reversed(drawn):
+        flow = flow + trace.read(matrix) + torch.einsum("bt,bts->bs", flow, matrix)
+        flows.append(flow)
+    return flows[::-1]
+
+
+def block_evidence(
+    trace: Trace, slopes: Tensor, drawn: Tensor, tokens: Tensor, pull: Tensor, flow: Tensor
+) -> list[Tensor]:
+    """Four values (B, T) for each token of a block.
 
     What attending to it would add for the class (the positive gradient, mean over heads and queries); what the
-    classifier's own row attends to, times that; and the token times its gradient.
+    classifier's own row draws from it; the token times its gradient; and what of it flows into the class through this
+    and all later blocks.
     """
-    attention, slopes = attention.detach().float(), slopes.float()
     return [
         slopes.relu().mean(dim=(1, 2)),
-        trace.read((attention * slopes).relu().mean(dim=1)),
+        trace.read(drawn),
         (tokens.detach().float() * pull.float()).sum(dim=-1),
+        flow,
     ]
 
 

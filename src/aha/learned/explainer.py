@@ -38,6 +38,7 @@ from aha.learned.evidence import (
     captures,
     class_evidence,
     evidence_channels,
+    is_token_model,
     standardised_maps,
     traced,
 )
@@ -178,6 +179,7 @@ class Explainer(nn.Module):
             len(target.stated_preprocessing().mean),
             design.width,
             design.stride,
+            design.cohesion if evidence == "backward" and is_token_model(target) else 0.0,
         )
         config = ExplainerConfig(
             target.spec,
@@ -277,6 +279,12 @@ class Explainer(nn.Module):
         if target.num_classes != self.config.num_classes and not is_open:
             raise ModelError(
                 f"this explainer knows {self.config.num_classes} classes; {target.spec} has {target.num_classes}"
+            )
+        read = self.config.decoder.evidence
+        if self.config.evidence == "backward" and read != evidence_channels(target, len(read)):
+            raise ModelError(
+                f"this explainer reads other class evidence than {target.spec} gives: it is of an earlier version, "
+                "or of another network; train it again"
             )
         if target.digest != self.config.target_digest:
             warnings.warn(
@@ -400,6 +408,7 @@ _LIMITS = {
     "decoder.image_channels": Range(1, 64),
     "decoder.width": Range(1, 2**13),
     "decoder.stride": Range(1, 2**10),
+    "decoder.cohesion": Range(0, 1e3),
 }
 
 

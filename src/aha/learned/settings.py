@@ -36,6 +36,8 @@ class Design:
         width: channels of the decoder.
         stride: pixels per value of the decoder's finest level; the map follows the picture's outlines below that.
         class_dim: of a learned class vector.
+        cohesion: how much the patches of a transformer keep together: the weight of the mean over its patch beside a
+            pixel's own value. Maps are blockier with more of it, and score higher.
     """
 
     encoder: str = "target"
@@ -46,6 +48,7 @@ class Design:
     width: int = 32
     stride: int = 4
     class_dim: int = 256
+    cohesion: float = 0.25
 
 
 # Frozen encoders of other makers -> their spec and the blocks that are read.
