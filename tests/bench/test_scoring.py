@@ -293,6 +293,7 @@ def curves_of(deletion: float, insertion: float) -> Curves:
         ),
         ([0.1, 0.12, 0.08], "Better than random pixels (Ins-Del +0.10 ± 0.01), but not than a blob in the centre "),
         ([0.1, -0.2, 0.3], "This map is no better than chance here: Ins-Del +0.07 ± 0.15 over random pixels. "),
+        ([0.0041, 0.004, 0.0042], "This map is no better than chance here: Ins-Del +0.00 ± 0.00 over random pixels. "),
         ([-0.3, -0.31, -0.32], "This map is no better than chance here: Ins-Del -0.31 ± 0.01 over random pixels. "),
     ],
 )
