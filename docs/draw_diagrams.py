@@ -71,6 +71,63 @@ DIAGRAMS: dict[str, tuple[str, Sequence[Box]]] = {
             Box("maps in one look", ("refined per picture", "if you like")),
         ],
     ),
+    "aha": (
+        "One pass forwards and one backwards give evidence, a decoder corrects it level by level, outlines sharpen it",
+        [
+            Box("your network", ("one forward pass,", "one backward pass"), is_yours=True),
+            Box("evidence", ("what speaks for the", "class at four levels")),
+            Box("decoder", ("corrects the map from", "deep to shallow levels")),
+            Box("outlines", ("values stop at the", "borders of regions")),
+            Box("map", ("an order of pixels,", "refined if you like")),
+        ],
+    ),
+    "huggingface": (
+        "A repository, a folder or a model in memory: its files say what its inputs and its classes are",
+        [
+            Box("hf:PLACE", ("or the model that", "you hold already"), is_yours=True),
+            Box("processor", ("size, mean and", "deviation")),
+            Box("config", ("names of", "the classes")),
+            Box("explain", ("every method that fits,", "no layer to name")),
+        ],
+    ),
+    "clip": (
+        "Texts are embedded once and become the classes; a picture then passes through the image tower alone",
+        [
+            Box("texts", ("a cat,", "a dog on grass"), is_yours=True),
+            Box("text tower", ("asked once,", "then out of the way")),
+            Box("class vectors", ("one per text, new ones", "without training")),
+            Box("image tower", ("read by every method,", "attention too")),
+            Box("a map per text", ("for the text that", "you ask about")),
+        ],
+    ),
+    "own_module": (
+        "Your transform is tried on black, white and ramps; so maps come back on the original picture",
+        [
+            Box("your module", ("any nn.Module,", "left as it was"), is_yours=True),
+            Box("your transform", ("or input_size,", "mean and std"), is_yours=True),
+            Box("tried out", ("on black, white", "and ramps")),
+            Box("explain", ("by what the module", "can give")),
+            Box("on the picture", ("where the transform", "only crops and scales")),
+        ],
+    ),
+    "refusals": (
+        "Texts are checked before torch is imported, the model before any work, maps and scores before they are shown",
+        [
+            Box("texts", ("misspelt names,", "missing files: at once")),
+            Box("model", ("does it give what", "the method reads?")),
+            Box("maps", ("flat or not finite:", "a warning and its cause")),
+            Box("scores", ("nothing measured: an error;", "some failed: counted")),
+        ],
+    ),
+    "security": (
+        "What comes from elsewhere is checked or refused before it reaches your machine's memory, disk or interpreter",
+        [
+            Box("from elsewhere", ("pictures, weights,", "texts, visitors")),
+            Box("limits", ("size, time, number;", "a token, a host name")),
+            Box("data alone", ("nothing is unpickled", "or evaluated")),
+            Box("your machine", ("code runs only where", "you name it"), is_yours=True),
+        ],
+    ),
 }
 
 

@@ -283,3 +283,18 @@ def test_importers_are_listed() -> None:
         library: set(re.findall(r"`(\w+)`", units)) for row, units in rows for library in row.strip("`").split("`, `")
     }
     assert listed == IMPORTERS
+
+
+def test_every_guide_has_a_picture() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    guides = nav.partition("  - Measured:")[0]  # what follows is tables, references and the project itself
+    pages = re.findall(r": ([\w/]+\.md)$", guides, re.MULTILINE)
+    assert "tasks/clip.md" in pages and "aha.md" in pages
+    without = [page for page in pages if not re.search(r"!\[.+\]\(|<!-- generated: gallery", _text_of(page))]
+    assert without == []
+    shown = [(page, image) for page in pages for image in re.findall(r"!\[.+\]\(([^)]+)\)", _text_of(page))]
+    assert [one for one in shown if not (ROOT / "docs" / one[0]).parent.joinpath(one[1]).is_file()] == []
+
+
+def _text_of(page: str) -> str:
+    return (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Iterable
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import cache
@@ -16,7 +17,7 @@ from typing import Any
 
 from aha.core.declared import Kind, declared
 from aha.core.registry import Registry
-from aha.core.spec import Spec
+from aha.core.spec import Spec, written
 
 # Where the real registries are; one that was imported may hold more than the package declares.
 _HOMES: dict[Kind, tuple[str, str]] = {
@@ -94,6 +95,7 @@ def metrics() -> list[Entry]:
                 "citation": cls.citation,
                 "columns": dict(cls.columns),
                 "parameters": {parameter.name: _default(parameter) for parameter in fields(cls)},
+                "usage": _usage(fields(cls)),
             },
         )
         for cls in found
@@ -180,17 +182,27 @@ def _describe_method(cls: Any) -> Entry:
             "cost": cost_of(cls.name),
             "parameters": {parameter.name: _default(parameter) for parameter in parameters},
             "required": [parameter.name for parameter in parameters if _is_required(parameter)],
+            "usage": _usage(parameters),
         },
     )
+
+
+def _usage(parameters: Iterable[Field[Any]]) -> str:
+    """All parameters with their defaults, as they are typed between the parentheses of a text."""
+    return ", ".join(p.name if _is_required(p) else f"{p.name}={written(_value(p))}" for p in parameters)
 
 
 def _is_required(parameter: Field[Any]) -> bool:
     return parameter.default is MISSING and parameter.default_factory is MISSING
 
 
+def _value(parameter: Field[Any]) -> Any:
+    return parameter.default if parameter.default_factory is MISSING else parameter.default_factory()
+
+
 def _default(parameter: Field[Any]) -> Any:
     """The default as JSON can hold it; required parameters have none."""
-    value = parameter.default if parameter.default_factory is MISSING else parameter.default_factory()
+    value = _value(parameter)
     if value is MISSING:
         return None
     if isinstance(value, tuple):

@@ -250,7 +250,9 @@ def test_files(tmp_path: Path) -> None:
 
 def test_tables_name_protocol_arrow_and_n() -> None:
     text = table().to_markdown()
-    assert "protocol quick" in text and "deletion (average) ↓" in text and "| 3 |" in text and "0.2333 ± 0.088" in text
+    assert "protocol quick" in text and "deletion (average) ↓" in text and "| 3 |" in text and "0.233 ± 0.088" in text
+    rows = [row._replace(value=value) for row, value in zip(table().rows, [-1e-3, 2e-3, -1.1e-3] * 2, strict=True)]
+    assert "0.0000 ± 0.0010" in Scores(rows, protocols=(PROTOCOLS["quick"],)).to_text()  # and not -3.333e-05
     latex = table().to_latex()
     assert r"\toprule" in latex and r"$\downarrow$" in latex and r"\pm" in latex and latex.count(r"\\") == 3
 
@@ -291,6 +293,7 @@ def curves_of(deletion: float, insertion: float) -> Curves:
         ),
         ([0.1, 0.12, 0.08], "Better than random pixels (Ins-Del +0.10 ± 0.01), but not than a blob in the centre "),
         ([0.1, -0.2, 0.3], "This map is no better than chance here: Ins-Del +0.07 ± 0.15 over random pixels. "),
+        ([0.0041, 0.004, 0.0042], "This map is no better than chance here: Ins-Del +0.00 ± 0.00 over random pixels. "),
         ([-0.3, -0.31, -0.32], "This map is no better than chance here: Ins-Del -0.31 ± 0.01 over random pixels. "),
     ],
 )

@@ -15,10 +15,13 @@ from PIL import Image
 
 import aha
 from aha import files
+from aha.bench.plan import make_plans
+from aha.bench.runner import BenchRun
 from aha.cli import outlook
-from aha.cli.reporting import progress_bar
+from aha.cli.reporting import bench_bar, progress_bar
 from aha.cli.time_left import seconds_left
 from aha.methods import load_method
+from aha.metrics import load_metric
 from aha.models import load_model
 from command_line import MODEL, assert_refused, items, picture, pictures, run
 
@@ -173,6 +176,26 @@ def test_the_outlook_grows_with_maps_and_passes(monkeypatch: pytest.MonkeyPatch)
     assert outlook.expected_seconds(methods, model, 3) == 3 * (2 + 100) * 0.5
 
 
+def test_the_outlook_of_a_run_counts_maps_and_shared_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlook, "_seconds_of_a_pass", lambda model: 0.5)
+    values = {"model": "timm:test_resnet", "pretrained": False, "data": [str(pictures(tmp_path / "photos", 2))]}
+    metrics = ["deletion(steps=10, references=[black])", "ins_del(steps=10, references=[black])", "sparseness"]
+    (plan,) = make_plans({**values, "methods": ["gradient", "rise(n=100)"], "metrics": metrics}, source="a test")
+    run_ = BenchRun(plan, tmp_path / "out")
+    curves = 11 + 11  # black pixels come and go: the deletion is measured once for both metrics
+    assert outlook.expected_seconds_of_run(run_) == pytest.approx(2 * (2 + 100 + 2 * curves) * 0.5)
+
+
+def test_a_benchmark_says_how_long_it_takes_from_the_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with bench_bar(4, 1, shown=True, expected=lambda: 7200.0):
+        pass
+    assert "2.0 h left" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", [("--batch-size", "0"), ("--img-size", "-3"), ("--seed", "-1"), ("--nonsense", "1")])
 def test_usage_errors_exit_with_2(tmp_path: Path, option: tuple[str, str]) -> None:
     result = run("explain", picture(tmp_path / "a.png"), *MODEL, *option, "--out", tmp_path / "out")
@@ -193,7 +216,23 @@ def test_list_methods_as_json() -> None:
     smooth = listed["smooth"]
     assert smooth["parameters"] == {"inner": None, "n": 20, "sigma": 0.15, "seed": None}
     assert smooth["required"] == ["inner"]
+    assert smooth["usage"] == "inner, n=20, sigma=0.15, seed=None"
     assert "Smilkov" in smooth["citation"]
+
+
+@pytest.mark.parametrize("kind", ["methods", "metrics"])
+def test_listed_parameters_can_be_typed_as_they_stand(kind: str) -> None:
+    for entry in json.loads(run("list", kind, "--json").stdout):
+        if entry["usage"].startswith("inner"):  # a wrapper, which needs a method to wrap
+            entry["usage"] = entry["usage"].replace("inner", "gradient", 1)
+        text = f"{entry['name']}({entry['usage']})"
+        assert str(load_method(text) if kind == "methods" else load_metric(text)).startswith(entry["name"])
+
+
+def test_no_listed_parameter_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "90")
+    assert "…" not in run("list", "methods").stdout
 
 
 def test_list_methods_of_a_model() -> None:

@@ -38,6 +38,13 @@ def test_it_is_measured(folder: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
+def test_what_is_missing_is_said_in_options(folder: Path) -> None:
+    for command in ("explain", "evaluate"):
+        done = run(command, folder, *MODEL[:2], "--method", "gradient", "--out", "explained")
+        assert done.exit_code == 1
+        assert "add --img-size, --mean and --std" in done.stderr
+
+
 def test_an_explainer_says_how_it_is_used(folder: Path) -> None:
     done = run("train", *MODEL, "--data", folder, "--out", "trained", "--preset", "smoke", "steps=1", "--device", "cpu")
     assert done.exit_code == 0, done.output

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from aha import catalogue
+from aha.cli.completion import names_of
 from aha.core import declared
 from aha.core.declared import check_method, check_metric, check_model, check_score
 from aha.core.spec import Spec
@@ -18,7 +19,7 @@ from aha.methods import METHODS, load_method
 from aha.metrics import METRICS
 from aha.metrics.protocols import PROTOCOLS, load_protocols
 from aha.models.scores import SCORES, load_score
-from aha.models.sources import SOURCES, split_spec
+from aha.models.sources import SOURCES, list_sources, split_spec
 from aha.perturb.partitions import PARTITIONS
 from aha.perturb.references import REFERENCES
 
@@ -80,7 +81,8 @@ def test_questions_are_answered_without_torch(arguments: tuple[str, ...], said: 
         (("--method", "smooth(gradient, m=3)"), "smooth has no parameter 'm'"),
         (("--method", "rise(n=0)"), "n and cells must be at least 1"),
         (("--score", "sofmax"), "did you mean softmax"),
-        (("--model", "resnet50"), "write SOURCE:NAME"),
+        (("--model", "resnet50"), "write SOURCE:NAME, such as timm:resnet50; sources are clip, demo, hf, python, timm"),
+        ((), "nowhere.jpg does not exist"),
     ],
 )
 def test_errors_in_texts_are_found_without_torch(options: tuple[str, ...], said: str) -> None:
@@ -94,6 +96,27 @@ def test_names_are_completed_without_torch() -> None:
     code, heavy, text = run(**words)
     assert (code, heavy) == (0, [])
     assert text.split() == ["grad_cam", "grad_cam_pp"]
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "completed"),
+    [
+        ("aha explain --model ti", 3, ["timm:"]),
+        ("aha explain --model timm : resnet18", 5, ["resnet18", "resnet18d"]),  # as bash cuts it at the colon
+        ("aha explain --model torchvision : vit_b", 5, ["vit_b_16", "vit_b_32"]),
+        ("aha explain --model demo :", 4, ["efficientnet_lite0"]),
+        ("aha explain --model timm : resnet18 --method grad_c", 7, ["grad_cam", "grad_cam_pp"]),
+    ],
+)
+def test_models_are_completed_without_torch(words: str, place: int, completed: list[str]) -> None:
+    asked = {"COMP_WORDS": words.replace(" ", "\n"), "COMP_CWORD": str(place), "_AHA_COMPLETE": "complete_bash"}
+    code, heavy, text = run(**asked)
+    assert (code, heavy, text.split()) == (0, [], completed)
+
+
+@pytest.mark.parametrize("source", ["timm", "torchvision", "demo"])
+def test_the_names_that_are_completed_are_those_of_the_library(source: str) -> None:
+    assert sorted(names_of(source)) == sorted(list_sources()[source])
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,8 @@ def test_an_explanation_is_indexed_and_iterated(explained: list[Explanation]) ->
     assert explained[1][0].cards == ()
     with pytest.raises(IndexError):
         found[4]
+    with pytest.raises(IndexError, match=r"there is no map 99; this explanation has \d+"):
+        explained[0][99]
 
 
 def test_an_explanation_shows_photograph_map_probability_and_card(explained: list[Explanation]) -> None:

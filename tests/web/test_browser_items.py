@@ -117,6 +117,9 @@ def test_an_unknown_class_is_said(sized: Any) -> None:
     search.fill("spaniel")
     search.press("Enter")
     until(sized, "document.getElementById('message').textContent.includes('can mean')")
+    sized.locator("#tab-paint").click()
+    assert sized.locator("#message").is_hidden()  # it was about the view that was left
+    sized.locator("#tab-compare").click()
     assert sized.get_attribute("#classes .pick[aria-pressed=true]", "title") == before
     search.fill("tabby")
     until(sized, "document.querySelector('#classes .pick[aria-pressed=true]').title === 'class 281'")

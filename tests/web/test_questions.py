@@ -117,6 +117,8 @@ def test_classes_are_found_by_name_and_number(client: TestClient) -> None:
     by_number = client.get(f"/api/classes?model={MODEL}&search=281").json()["classes"]
     assert by_number == [{"index": 281, "label": by_name[0]["label"]}]
     assert client.get(f"/api/classes?model={MODEL}&search=nothing-like-it").json()["classes"] == []
+    cats = [one["label"] for one in client.get(f"/api/classes?model={MODEL}&search=cat").json()["classes"]]
+    assert cats[:2] == ["tabby", "tiger cat"] and cats.index("Egyptian cat") < cats.index("catamaran")
 
 
 def test_colour_maps_have_256_colours(client: TestClient) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from asking import ADDRESS, asked, png, upload
+from asking import ADDRESS, asked, finished, png, upload
 from starlette.testclient import TestClient
 
 from aha.errors import ModelError, OutputError
@@ -15,6 +17,7 @@ from aha.learned.explainer import Explainer
 from aha.learned.settings import Design
 from aha.models import load_model
 from aha.web import serving
+from aha.web.questions import refinement
 from aha.web.serving import Settings, make_app
 from command_line import MODEL as MODEL_OPTIONS
 from command_line import assert_refused, run
@@ -35,6 +38,31 @@ def settings(explainer: Path, gallery: Path, tmp_path_factory: pytest.TempPathFa
     return Settings(
         models=[MODEL], pretrained=False, explainers=[explainer], images=[gallery], cache=cache, device="cpu"
     )
+
+
+def test_a_refined_map_is_there_before_its_curves(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_measure, measure = threading.Event(), refinement.put_curves
+
+    def measure_later(*args: Any) -> str:
+        assert may_measure.wait(60)
+        return measure(*args)
+
+    monkeypatch.setattr(refinement, "put_curves", measure_later)
+    with TestClient(make_app(settings), base_url=ADDRESS) as client:
+        question = {"picture": upload(client, png(5)), "model": MODEL, "target": 3, "rounds": 1}
+        state = client.post("/api/refinements", json=question).json()
+        end = time.monotonic() + 60
+        while not state.get("parts"):
+            assert time.monotonic() < end, state
+            time.sleep(0.02)
+            state = client.get(f"/api/jobs/{state['key']}").json()
+        (first,) = state["parts"]
+        assert (first["step"], first["curves"]) == (0, None)
+        assert client.get(f"/api/results/{first['map']}").json()["kind"] == "map"
+        may_measure.set()
+        found = finished(client, state)["result"]
+        assert [step["step"] for step in found["steps"]] == [0, 1]
+        assert all(step["curves"] for step in found["steps"])
 
 
 def test_refinement_step_by_step(settings: Settings, explainer: Path) -> None:

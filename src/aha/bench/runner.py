@@ -229,7 +229,7 @@ class BenchRun:
 
 def load_planned(plan: Plan, device: str | None = None) -> TargetModel:
     """The model of a plan, on the device that a launcher meant for this process."""
-    return load_model(
+    model = load_model(
         plan.model,
         weights=plan.weights or None,
         pretrained=plan.pretrained,
@@ -244,3 +244,5 @@ def load_planned(plan: Plan, device: str | None = None) -> TargetModel:
         engine=cast("Any", plan.engine),
         batch_size=plan.batch_size,
     )
+    model.stated_preprocessing()  # data are pictures; said before anything else goes wrong for the lack of it
+    return model

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from aha import __version__
 from aha.cli.bench import bench, compare, merge, report
+from aha.cli.completion import answer_bash, asked_by_bash_about_a_colon
 from aha.cli.demo import demo
 from aha.cli.doctor import doctor
 from aha.cli.evaluate import evaluate
@@ -55,4 +57,7 @@ def describe(
 
 def main() -> None:
     """Entry point of the command `aha`."""
-    app(prog_name="aha")
+    if asked_by_bash_about_a_colon():
+        answer_bash(partial(app, prog_name="aha"))
+    else:
+        app(prog_name="aha")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aha.cli.completion import complete_model
 from aha.cli.limits import check_cost
 from aha.cli.options import (
     MAX_SEED,
@@ -30,8 +31,9 @@ from aha.cli.options import (
     Workers,
     numbers,
 )
+from aha.cli.outlook import expected_seconds_of_run
 from aha.cli.reporting import INTERRUPTED, answer, bench_bar, print_json, reported, say_error
-from aha.cli.texts import check_place, check_texts, complete_method, complete_metric, complete_model
+from aha.cli.texts import check_place, check_texts, complete_method, complete_metric
 from aha.core.progress_line import duration
 
 if TYPE_CHECKING:
@@ -186,7 +188,9 @@ def bench(
 def _run(made: BenchRun, out: Path, *, quiet: bool) -> None:
     cells = made.total // max(1, made.num_images)
     try:
-        with bench_bar(made.pending, cells, shown=not quiet) as advance:
+        with bench_bar(
+            made.pending, cells, shown=not quiet, expected=partial(expected_seconds_of_run, made)
+        ) as advance:
             made.run(advance)
     except KeyboardInterrupt:
         say_error(f"interrupted; what is done is in {out}; the same command continues")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,8 +33,9 @@ from aha.cli.options import (
     Weights,
     numbers,
 )
+from aha.cli.outlook import expected_seconds_of_run
 from aha.cli.reporting import INTERRUPTED, bench_bar, print_json, reported, say_error
-from aha.cli.texts import check_texts, complete_method, complete_metric
+from aha.cli.texts import check_paths, check_texts, complete_method, complete_metric
 
 if TYPE_CHECKING:
     from aha.results.score_table import Failure, Scores
@@ -83,6 +85,7 @@ def evaluate(
     """
     with reported(debug=debug, quiet=quiet):
         check_texts(models=[model], methods=method or [], metrics=metrics or [], scores=[score] if score else [])
+        check_paths(paths)
 
         from aha.bench.exports import write_tables
         from aha.bench.plan import make_plans
@@ -119,7 +122,8 @@ def evaluate(
         check_cost(run.work.methods, run.model, force=force)
         cells = run.total // max(1, run.num_images)
         try:
-            with bench_bar(run.pending, cells, shown=not quiet) as advance:
+            expected = partial(expected_seconds_of_run, run)
+            with bench_bar(run.pending, cells, shown=not quiet, expected=expected) as advance:
                 run.run(advance)
         except KeyboardInterrupt:
             scores = write_tables(run)

@@ -35,7 +35,7 @@ from aha.cli.options import (
 )
 from aha.cli.outlook import expected_seconds
 from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
-from aha.cli.texts import check_place, check_texts, complete_method
+from aha.cli.texts import check_paths, check_place, check_texts, complete_method
 from aha.errors import SpecError
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def explain(
     with reported(debug=debug, quiet=quiet):
         check_texts(models=[model], methods=method or [], scores=[score] if score else [])
         check_place(on)
+        check_paths(paths)
         options: dict[str, Any] = {
             "weights": weights,
             "pretrained": not no_pretrained,
@@ -155,6 +156,7 @@ def explain(
         check_apart(paths, place)
         options["device"] = device or launched_device()
         loaded = load_model(model, **options)
+        loaded.stated_preprocessing()  # what comes is pictures
         if contrast is not None:
             compared = tuple(class_list(contrast, loaded))
             methods = [Var(chosen, classes=compared) for chosen in methods]

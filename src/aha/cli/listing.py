@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aha.cli.completion import complete_model
 from aha.cli.options import Debug, Json, Quiet
 from aha.cli.reporting import print_json, reported
-from aha.cli.texts import check_texts, complete_model
+from aha.cli.texts import check_texts
 
 if TYPE_CHECKING:
     from aha.catalogue import Entry
@@ -26,29 +27,34 @@ class Kind(StrEnum):
     SCORES = "scores"
 
 
-def _parameters(entry: Entry) -> str:
-    known: dict[str, Any] = entry.details.get("parameters", {})
-    required = entry.details.get("required", ())
-    return ", ".join(name if name in required else f"{name}={value}" for name, value in known.items())
+def _needs(entry: Entry) -> str:
+    return ", ".join(entry.needs)
 
 
-_PLAIN: dict[str, Callable[[Entry], str]] = {
-    "name": lambda entry: entry.name,
-    "family": lambda entry: entry.family,
-    "needs": lambda entry: ", ".join(entry.needs),
-    "summary": lambda entry: entry.summary,
-}
 _COLUMNS: dict[Kind, dict[str, Callable[[Entry], str]]] = {
     Kind.METHODS: {
         "name": lambda entry: entry.name,
         "passes": lambda entry: entry.details["cost"],
         "what it does": lambda entry: entry.summary,
-        "needs": lambda entry: ", ".join(entry.needs),
-        "parameters": _parameters,
+        "needs": _needs,
+        "parameters": lambda entry: entry.details["usage"],
     },
-    Kind.METRICS: _PLAIN | {"parameters": _parameters},
-    Kind.PROTOCOLS: _PLAIN,
-    Kind.SCORES: _PLAIN,
+    Kind.METRICS: {
+        "name": lambda entry: entry.name,
+        "what it measures": lambda entry: entry.summary,
+        "needs": _needs,
+        "parameters": lambda entry: entry.details["usage"],
+    },
+    Kind.PROTOCOLS: {
+        "name": lambda entry: entry.name,
+        "what it measures": lambda entry: entry.summary,
+        "needs": _needs,
+    },
+    Kind.SCORES: {
+        "name": lambda entry: entry.name,
+        "what it is": lambda entry: entry.summary,
+        "gives": lambda entry: entry.family,
+    },
 }
 
 
@@ -120,7 +126,8 @@ def _print_table(entries: list[Entry], columns: dict[str, Callable[[Entry], str]
         console = Console(width=200)  # rows stay whole in files and pipes
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in columns:
-        table.add_column(title, no_wrap=title in ("name", "family"))
+        # A default longer than its column goes on in the next line: what is cut off cannot be typed.
+        table.add_column(title, no_wrap=title == "name", overflow="fold")
     for entry in entries:
         table.add_row(*(Text(cell(entry)) for cell in columns.values()))
     console.print(table)

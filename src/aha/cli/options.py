@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from aha.cli.texts import complete_model, complete_score
+from aha.cli.completion import complete_model
+from aha.cli.texts import complete_score
 
 MAX_SEED = 2**32 - 1
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aha.bench.runner import BenchRun
     from aha.methods import Method
     from aha.models import TargetModel
 
@@ -19,6 +20,20 @@ def expected_seconds(methods: Iterable[Method], model: TargetModel, maps: int) -
     size = model.stated_preprocessing().size
     passes = sum(method.cost(model, size).passes for method in methods)
     return maps * passes * _seconds_of_a_pass(model)
+
+
+def expected_seconds_of_run(run: BenchRun) -> float | None:
+    """Seconds for what a run has still to do: its maps, and the images that the metrics ask about; None if unknown."""
+    model, images = run.model, run.pending * run.num_images / max(1, run.total)
+    if model.preprocessing is None:
+        return None
+    questions: dict[Hashable, int] = {}
+    for protocol in run.work.protocols:
+        for metric in protocol.metrics:
+            questions |= metric.questions()
+    passes = sum(method.cost(model, model.preprocessing.size).passes for method in run.work.methods)
+    passes += len(run.methods) * sum(questions.values())
+    return images * passes * _seconds_of_a_pass(model)
 
 
 def _seconds_of_a_pass(model: TargetModel) -> float:

@@ -76,7 +76,7 @@ def answer(programs: Callable[[], Any], people: Callable[[], str], *, json: bool
 
 @contextmanager
 def progress_bar(
-    task: str, total: int, *, shown: bool, expected: Callable[[], float] | None = None
+    task: str, total: int, *, shown: bool, expected: Callable[[], float | None] | None = None
 ) -> Iterator[Callable[[float], None]]:
     """A function that advances a bar with the time left, on stderr; draws nothing unless that is a terminal.
 
@@ -122,8 +122,13 @@ def training_bar(steps: int, *, shown: bool) -> Iterator[Callable[[Mapping[str, 
 
 
 @contextmanager
-def bench_bar(total: int, cells_per_image: int, *, shown: bool) -> Iterator[Callable[[Any], None]]:
-    """A function that shows each step of a benchmark: cells done, time left, method, images per second, failures."""
+def bench_bar(
+    total: int, cells_per_image: int, *, shown: bool, expected: Callable[[], float | None]
+) -> Iterator[Callable[[Any], None]]:
+    """A function that shows each step of a benchmark: cells done, time left, method, images per second, failures.
+
+    On a terminal the time left follows from `expected`, in seconds for all of it, until the work has a pace of its own.
+    """
     state = {"cells": 0, "failures": 0, "start": time.monotonic(), "said": time.monotonic()}
 
     def text(method: str) -> str:
@@ -139,9 +144,12 @@ def bench_bar(total: int, cells_per_image: int, *, shown: bool) -> Iterator[Call
         yield lambda step: None
     elif sys.stderr.isatty():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        from aha.cli.time_left import TimeLeft
+
+        left = TimeLeft(expected() if total else None)
+        columns = (BarColumn(), MofNCompleteColumn(), left, TextColumn("{task.description}"))
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("", total=total)
 

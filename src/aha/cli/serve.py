@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from aha.cli.completion import complete_model
 from aha.cli.options import BatchSize, Debug, Device, NoPretrained, Quiet
 from aha.cli.reporting import reported
-from aha.cli.texts import check_texts, complete_model
+from aha.cli.texts import check_texts
 
 
 def serve(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from aha.core.declared import Kind, check_method, check_metric, check_model, check_score, declared
-from aha.errors import SpecError
+from aha.errors import ImageError, SpecError
 
 
 def check_texts(
@@ -32,6 +33,15 @@ def check_place(on: str | None) -> None:
         raise SpecError(f"work can be shared on ray, not on {on!r}; what runs the model is --engine")
 
 
+def check_paths(texts: Iterable[str]) -> None:
+    """Refuses a path that does not exist; kinds of data sets, and patterns of files, are left to their readers."""
+    for text in texts:
+        path = Path(text).expanduser()
+        place = path.with_name(path.name.rpartition("@")[0]) if path.name.rpartition("@")[0] else path  # PLACE@SPLIT
+        if not (set(text) & set(":*?{[") or path.exists() or place.exists()):
+            raise ImageError(f"{text} does not exist; check the path")
+
+
 def complete_method(incomplete: str) -> list[str]:
     """Methods that begin like this."""
     return _names(incomplete, "method")
@@ -45,11 +55,6 @@ def complete_metric(incomplete: str) -> list[str]:
 def complete_score(incomplete: str) -> list[str]:
     """Scores that begin like this."""
     return _names(incomplete, "score")
-
-
-def complete_model(incomplete: str) -> list[str]:
-    """Sources of models that begin like this; their models are known only to libraries that import torch."""
-    return [f"{name}:" for name in _names(incomplete, "model source")]
 
 
 def _names(incomplete: str, *kinds: Kind) -> list[str]:

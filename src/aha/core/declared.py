@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aha.core.registry import Registry
-from aha.errors import UnknownName
+from aha.errors import SpecError, UnknownName
 
 Kind = Literal["method", "metric", "reference", "partition", "protocol", "score", "model source"]
 
@@ -82,7 +82,7 @@ def _check(text: str, reader: str, kinds: tuple[Kind, ...]) -> None:
         read(text)
     except NeedsImport:
         return
-    except UnknownName:  # say it again, now that all names are there to be suggested
+    except (UnknownName, SpecError):  # say it again, now that all names are there to be suggested
         for kind in kinds:
             _declare(kind)
         read(text)

@@ -179,6 +179,11 @@ def _is_default(field: Field[Any], value: Any) -> bool:
     return bool(type(default) is type(value) and default == value)
 
 
+def written(value: Any) -> str:
+    """A parameter's value as it is typed in a text: a word in quotes, a spec without."""
+    return _show(value)
+
+
 def _show(value: Any, in_full: bool = False) -> str:
     if isinstance(value, Spec):
         return value.in_full() if in_full else str(value)

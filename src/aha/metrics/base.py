@@ -6,7 +6,7 @@ One number per image; means, intervals and dataset-wide figures are made once, i
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -54,6 +54,13 @@ class Metric(Spec):
     def perturbations(self, case: Case) -> Iterable[Perturbation]:
         """The perturbed images whose outputs the metric will read; asked of the model together with all others'."""
         return ()
+
+    def questions(self) -> dict[Hashable, int]:
+        """About how many images it will ask the model about for one map, by what decides them.
+
+        Metrics with an entry in common share its images.
+        """
+        return {}
 
     def over_dataset(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Figures that are no mean of per-image numbers, from each column's values over all images."""

@@ -7,7 +7,7 @@ top 1 - q.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -90,6 +90,14 @@ class CurveMetric(Metric):
         for kind, references in self._sequences():
             for changed in self._chosen(case, kind, references):
                 yield from changed
+
+    def questions(self) -> dict[Hashable, int]:
+        steps = FINEST if self.steps == "adaptive" else self.steps  # of adaptive ones, as many at most
+        return {
+            (kind, reference, self.steps, self.fractions, self.by_patch, self.ties): len(self.fractions) or steps + 1
+            for kind, references in self._sequences()
+            for reference in references
+        }
 
     def _sequences(self) -> Iterable[tuple[Kind, References]]:
         """The sequences that the metric follows, with their references."""

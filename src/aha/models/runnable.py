@@ -326,9 +326,12 @@ class RunnableModel:
     def stated_preprocessing(self) -> Preprocessing:
         """How pictures become inputs; a plain module must have stated it."""
         if self.preprocessing is None:
-            raise ModelError(
-                f"{self.spec} does not say how pictures become its inputs: in load_model, {advice(self.module)}"
+            how = (
+                "add --img-size, --mean and --std, or let the function return aha.load_model(MODULE, transform=...)"
+                if self.spec.startswith("python:")
+                else f"in load_model, {advice(self.module)}"
             )
+            raise ModelError(f"{self.spec} does not say how pictures become its inputs: {how}")
         return self.preprocessing
 
     def check_classes(self, classes: Tensor | Sequence[int]) -> None:

@@ -76,7 +76,9 @@ def split_spec(spec: str) -> tuple[Source, str]:
     """The source and the name of a model's text, `SOURCE:NAME`."""
     source, colon, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
     if not colon or not name:
-        raise SpecError(f"cannot read model {spec!r}; write SOURCE:NAME with a source of {', '.join(SOURCES)}")
+        raise SpecError(
+            f"cannot read model {spec!r}; write SOURCE:NAME, such as timm:resnet50; sources are {', '.join(SOURCES)}"
+        )
     return SOURCES[source], name
 
 
@@ -219,11 +221,17 @@ def _stated_in_full(name: str, config: Any, request: Request, error: Exception) 
     """What the caller states, for a model without `preprocessor_config.json`."""
     size = request.size or size_in(config)
     if size is None or request.mean is None or request.std is None:
+        missing = ["input_size"] * (size is None) + ["mean", "std"]
+        options = ["--img-size"] * (size is None) + ["--mean", "--std"]
         raise ModelError(
-            f"hf:{name} has no readable preprocessor_config.json; state input_size, mean and std "
-            "(on the command line: --img-size, --mean and --std)"
+            f"hf:{name} has no readable preprocessor_config.json; state {_listed(missing)} "
+            f"(on the command line: {_listed(options)})"
         ) from error
     return Preprocessing(size, tuple(request.mean), tuple(request.std))
+
+
+def _listed(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 @SOURCES.register("clip")

@@ -115,7 +115,7 @@ class Card:
     @property
     def sentence(self) -> str:
         """The card in words: what the whole curves say, no louder than their errors allow."""
-        beaten = [name for name, lead in self.leads.items() if lead.is_sure]
+        beaten = [name for name, lead in self.leads.items() if lead.is_sure and self._is_seen(lead)]
         others = [name for name in self.leads if name not in beaten]
         if "random_map" in others:
             verdict = f"This map is no better than chance here: Ins-Del {self._over('random_map')} over random pixels"
@@ -129,6 +129,10 @@ class Card:
             f"({two_digits(random.mean_deletion)} with random ones); while they come, "
             f"{two_digits(own.mean_insertion)} ({two_digits(random.mean_insertion)}).{self._reached}"
         )
+
+    def _is_seen(self, lead: Lead) -> bool:
+        """A lead of less than a hundredth of a probability is nothing to praise, however sure."""
+        return self.score_name != "probability" or two_digits(lead.mean) != "0.00"
 
     def _over(self, name: str) -> str:
         return f"{'+' if self.leads[name].mean > 0 else ''}{self.leads[name]}"

@@ -65,7 +65,10 @@ class Explanation:
 
     def __getitem__(self, index: int | slice) -> Explanation:
         """One map, or some of them, as an explanation of its own; `seconds` is its share of the whole."""
-        rows = range(len(self))[index]
+        try:
+            rows = range(len(self))[index]
+        except IndexError:
+            raise IndexError(f"there is no map {index}; this explanation has {len(self)}") from None
         chosen = [rows] if isinstance(rows, int) else list(rows)
         return replace(
             self,

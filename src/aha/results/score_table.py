@@ -24,6 +24,8 @@ from aha.metrics.curves import AVERAGE
 from aha.metrics.protocols import Protocol
 from aha.results.headroom import HEADROOM, WORST_TENTH, headroom_of, worst_tenth
 
+_MOST_DECIMALS = 4  # of a mean in a table
+
 
 class Row(NamedTuple):
     """One number of one map."""
@@ -277,7 +279,15 @@ def _head(metric: str, reference: str) -> str:
 def _cell(row: SummaryRow | None) -> str:
     if row is None:
         return "–"
-    return f"{row.mean:.4g}" if math.isnan(row.standard_error) else f"{row.mean:.4g} ± {row.standard_error:.2g}"
+    error = row.standard_error
+    if math.isnan(error) or not math.isfinite(row.mean):
+        return f"{row.mean:.4g}"
+    # Two digits of the error, and the mean to the same place: what stands behind it is chance.
+    digits = max(0, 1 - math.floor(math.log10(error))) if error > 0 else _MOST_DECIMALS
+    if digits > _MOST_DECIMALS:
+        return f"{row.mean:.{_MOST_DECIMALS}f} ± {error:.2g}"
+    text = f"{row.mean:.{digits}f}"
+    return f"{text.removeprefix('-') if float(text) == 0 else text} ± {error:.{digits}f}"
 
 
 def markdown_table(caption: str, heads: list[str], body: list[list[str]]) -> str:

@@ -121,11 +121,11 @@ class PaintedResult(TypedDict):
 
 
 class RefinementStep(TypedDict):
-    """A step of a refinement: the keys of its map and curves, and the loss."""
+    """A step of a refinement: the keys of its map and curves, and the loss; no curves while they are measured."""
 
     step: int
     map: str
-    curves: str
+    curves: str | None
     loss: float
 
 

@@ -13,7 +13,7 @@ from aha.learned.library import explainer_of, load_explainer
 from aha.learned.refinement import refined_maps
 from aha.methods.aha import AHA
 from aha.web.jobs import Job
-from aha.web.payloads import RefinementResult, State
+from aha.web.payloads import RefinementResult, RefinementStep, State
 from aha.web.policy import allowed_reference
 from aha.web.questions.curves import STEPS, curve_protocol, put_curves
 from aha.web.questions.maps import known_map, map_key, put_map
@@ -52,8 +52,10 @@ def ask_refinement(
             own = map_key(bench, served, picture, method, target)
             if bench.store.find("results", own) is None:
                 put_map(bench, served, picture, method, target, values, score=score, seconds=seconds)
-            curves = put_curves(bench, own, known_map(bench, own), sample, values, protocol)
-            job.parts.append({"step": step, "map": own, "curves": curves, "loss": float(losses[0])})
+            # The map can be looked at while it is being measured, which takes longer than the step itself.
+            found_so_far: RefinementStep = {"step": step, "map": own, "curves": None, "loss": float(losses[0])}
+            job.parts.append(found_so_far)
+            found_so_far["curves"] = put_curves(bench, own, known_map(bench, own), sample, values, protocol)
         record: RefinementResult = {
             "kind": "refinement",
             "picture": picture,

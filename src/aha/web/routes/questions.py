@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from aha.models.class_names import perhaps_meant
+from aha.models.class_names import perhaps_meant, synonyms_of, with_words
 from aha.web.payloads import ClassSearch, NamedClass, SeveralMaps, State
 from aha.web.questions.change import ask_change
 from aha.web.questions.classes import ask_classes
@@ -131,10 +131,13 @@ def _near(served: Served, search: str) -> list[str]:
 
 
 def _matching(served: Served, search: str) -> list[NamedClass]:
-    """Classes whose name or number fits a text, names that begin with it first."""
+    """Classes whose name or number fits a text: first those that have its words, as a name or another word for it."""
     model, wanted = served.model, search.strip().lower()
     if wanted.isascii() and wanted.isdigit() and len(wanted) < 8 and int(wanted) < model.num_classes:
         return [{"index": int(wanted), "label": model.class_name(int(wanted))}]
     names = [model.class_name(index) for index in range(model.num_classes)]
-    found = [(not name.lower().startswith(wanted), index) for index, name in enumerate(names) if wanted in name.lower()]
-    return [{"index": index, "label": names[index]} for _, index in sorted(found)[:_MOST_FOUND]]
+    by_word = with_words(wanted, synonyms_of(tuple(names)))
+    begin = [index for index, name in enumerate(names) if name.lower().startswith(wanted)]
+    contain = [index for index, name in enumerate(names) if wanted in name.lower()]
+    found = list(dict.fromkeys([*by_word, *begin, *contain]))  # "cat": tabby, tiger cat, ..., and then catamaran
+    return [{"index": index, "label": names[index]} for index in found[:_MOST_FOUND]]

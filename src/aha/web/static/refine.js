@@ -73,13 +73,17 @@ async function compute() {
 }
 
 let taking = Promise.resolve();
-/** Fetches the steps that are new, in their order, and shows the last of them. */
+/** Fetches what is new, in its order, and shows the last step: its map at once, its curves when they are measured. */
 function take(found, turn) {
   taking = taking.then(async () => {
-    for (const step of found.slice(steps.length)) {
-      const [map, curves] = await Promise.all([get(`/api/results/${step.map}`).then(withNumbers), get(`/api/results/${step.curves}`)]);
+    for (const [place, step] of found.entries()) {
+      const known = steps[place];
+      if (known && (known.curves || !step.curves)) continue;
+      const [map, curves] = await Promise.all([
+        known?.map ?? get(`/api/results/${step.map}`).then(withNumbers), step.curves && get(`/api/results/${step.curves}`),
+      ]);
       if (turn !== generation) return;
-      steps.push({ ...step, map, curves });
+      steps[place] = { ...step, map, curves };
       if (!hasChosen) state.step = steps.length - 1;
       parts.result.hidden = false;
       await showStep();
@@ -96,14 +100,18 @@ async function showStep() {
   const table = await colourTable(colourMapOf(state, signed));
   if (turn !== generation) return;
   parts.view.show(paintMap(picture, step.map, { ...state, mode: "overlay", signed, table }));
-  const score = (one) => one.curves.references.average.ins_del;
-  parts.reading.textContent = `T = ${step.step}: Ins-Del ${show(score(step), 3)}` + (chosen ? `, ${show(score(step) - score(steps[0]), 3)} over T = 0` : "");
+  const score = (one) => one.curves.references.average.ins_del, told = (one) => (one.curves ? show(score(one), 3) : "…");
+  const gain = chosen && step.curves && steps[0].curves ? `, ${show(score(step) - score(steps[0]), 3)} over T = 0` : "";
+  parts.reading.textContent = `T = ${step.step}: Ins-Del ${told(step)}${gain}`;
   parts.body.replaceChildren(...steps.map((one) => make("tr", { "aria-current": String(one === step) },
-    make("td", {}, String(one.step)), make("td", {}, show(score(one), 3)), make("td", {}, show(one.loss, 3)))));
-  const average = step.curves.references.average;
+    make("td", {}, String(one.step)), make("td", {}, told(one)), make("td", {}, show(one.loss, 3)))));
+  const measured = step.curves ? step : steps.findLast((one) => one.curves); // the step before, until its own are there
+  parts.place.hidden = parts.legend.hidden = !measured;
+  if (!measured) return;
+  const average = measured.curves.references.average;
   parts.plot.draw([
     { colour: 0, name: "deletion", fractions: average.fractions, heights: average.deletion, isMain: true },
     { colour: 1, name: "insertion", fractions: average.fractions, heights: average.insertion, isMain: true },
-  ], { isProbability: step.curves.is_probability, label: "share of pixels deleted or inserted" });
-  parts.legend.replaceChildren(...["Deletion", "Insertion"].map((name, i) => make("span", { class: `c${i}` }, `${name} at T = ${step.step}`)));
+  ], { isProbability: measured.curves.is_probability, label: "share of pixels deleted or inserted" });
+  parts.legend.replaceChildren(...["Deletion", "Insertion"].map((name, i) => make("span", { class: `c${i}` }, `${name} at T = ${measured.step}`)));
 }

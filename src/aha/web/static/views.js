@@ -2,7 +2,7 @@
 
 import { SEARCH } from "./bounds.js";
 import * as contrast from "./contrast.js";
-import { $, make } from "./dom.js";
+import { $, make, say } from "./dom.js";
 import * as paint from "./paint.js";
 import * as refine from "./refine.js";
 import * as runs from "./runs.js";
@@ -10,6 +10,7 @@ import { labelOf, session } from "./session.js";
 import { remember, state, TABS } from "./state.js";
 
 export function selectTab(name) {
+  if (name !== state.tab) say(""); // what was said was about the view that is left
   state.tab = name;
   document.body.dataset.tab = name;
   for (const tab of TABS) {
