@@ -155,10 +155,10 @@ def _from_module(
             raise ModelError(f"{weights.__name__} has several entries; name one: weights={weights.__name__}.DEFAULT")
         if not hasattr(weights, "transforms") or not hasattr(weights, "meta"):
             raise ModelError("a module has weights already; load others into it yourself: module.load_state_dict(...)")
-        names = weights.meta.get("categories")
-        if names is not None and head_size(inner) not in (None, len(names)):
-            names = None  # another head was put in since: its classes are others
-        return Loaded(module, Transformed.by(weights.transforms(), None, None), names)
+        known: Sequence[str] | None = weights.meta.get("categories")
+        if known is not None and head_size(inner) not in (None, len(known)):
+            known = None  # another head was put in since: its classes are others
+        return Loaded(module, Transformed.by(weights.transforms(), None, None), known)
     is_stated = None not in (request.size, request.mean, request.std)
     own = None if is_stated and processor is None else own_preprocessing(inner, request.size, processor)
     return Loaded(module, own, own_class_names(inner))
