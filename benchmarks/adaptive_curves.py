@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from kept_lines import kept_lines
 from torch import Tensor
 
 import aha
@@ -193,7 +194,7 @@ def main() -> None:
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "rows.jsonl"
-    rows = [json.loads(text) for text in store.read_text().splitlines()] if store.exists() else []
+    rows: list[Row] = kept_lines(store)
     done = {(row["image"], row["method"], row["reference"]) for row in rows}
     model = load_model(
         options.model,

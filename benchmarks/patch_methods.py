@@ -33,6 +33,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from kept_lines import kept_lines
 from PIL import Image
 from torch import Tensor
 
@@ -236,8 +237,8 @@ def main() -> None:
     preprocessing = model.stated_preprocessing()
     files = photographs(options.images, options.limit) if options.images else options.image
     results: dict[str, dict[str, Found]] = {}
-    if options.out and options.out.exists():
-        for line in map(json.loads, options.out.read_text().splitlines()):
+    if options.out:
+        for line in kept_lines(options.out):
             results[line["image"]] = {name: Found(*found) for name, found in line["found"].items()}
     for number, file in enumerate(files or [None]):
         name = "noise" if file is None else file.name

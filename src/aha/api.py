@@ -26,7 +26,7 @@ from aha.methods import Method, check_fit, load_method
 from aha.methods.machinery.distribution import Distribution
 from aha.methods.var import Var
 from aha.metrics import Sample
-from aha.models import TargetModel, load_model
+from aha.models import TargetModel, load_model, loads_its_model
 from aha.models.memory import Chunks
 from aha.results.cards import CardMaker
 from aha.results.explanation import Explanation
@@ -65,6 +65,7 @@ def explain(
     oracle: str | Method | None = ...,
     progress: Listener | bool | None = ...,
 ) -> dict[str, Explanation]: ...
+@loads_its_model
 def explain(
     model: TargetModel | str | nn.Module,
     images: Images,
@@ -127,6 +128,7 @@ def _explain(
     return Explanation.join(parts)
 
 
+@loads_its_model
 def explain_batches(
     model: TargetModel | str | nn.Module,
     images: Images,

@@ -1,7 +1,8 @@
 """What there is to choose from, described as data: for lists, tables and other programs.
 
-Nothing here imports torch unless a model is asked about: what the package declares is read from its sources, unless the
-real things are at hand already, together with whatever a user has added to them.
+Nothing here imports torch unless a model is asked about: what the package declares is read from its sources, and names
+of models from those of their libraries, unless the real things are at hand already, together with whatever a user has
+added to them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aha.core.declared import Kind, declared
+from aha.core.model_names import names_of
 from aha.core.registry import Registry
 from aha.core.spec import Spec, written
 
@@ -60,14 +62,22 @@ def models(source: str | None = None) -> list[Entry]:
     """All models, or those of one source. Models of transformers have no list: they are named by repository."""
     if source is not None:
         _ = _registry("model source")[source]  # explains itself if there is none
-    from aha.models import list_sources
-
+    families = list(_registry("model source")) if source is None else [source]
     return [
         Entry(f"{family}:{name}", family, _EXTRAS.get(family, []))
-        for family, names in list_sources().items()
-        for name in names
-        if source in (None, family)
+        for family in families
+        for name in _model_names(family)
     ]
+
+
+def _model_names(source: str) -> list[str]:
+    """The models of a source: as its library has them, if that is at hand, else as its files name them."""
+    read = None if _HOMES["model source"][0] in sys.modules else names_of(source)
+    if read is not None:
+        return read
+    from aha.models import list_sources
+
+    return list_sources().get(source, [])  # a source that a user has added has no list
 
 
 def methods(model: str | None = None) -> list[Entry]:

@@ -8,16 +8,18 @@ import subprocess
 import sys
 
 import pytest
+import timm
 
 from aha import catalogue
-from aha.cli.completion import names_of
-from aha.core import declared
+from aha.core import declared, model_names
 from aha.core.declared import check_method, check_metric, check_model, check_score
+from aha.core.model_names import check_model_name, names_of
 from aha.core.spec import Spec
-from aha.errors import SpecError
+from aha.errors import SpecError, UnknownName
 from aha.methods import METHODS, load_method
 from aha.metrics import METRICS
 from aha.metrics.protocols import PROTOCOLS, load_protocols
+from aha.models import load_model
 from aha.models.scores import SCORES, load_score
 from aha.models.sources import SOURCES, list_sources, split_spec
 from aha.perturb.partitions import PARTITIONS
@@ -66,6 +68,8 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
         (("list", "metrics", "--json"), "deletion"),
         (("list", "protocols"), "224 steps"),
         (("list", "scores"), "softmax"),
+        (("list", "models"), "torchvision:vit_b_16"),
+        (("list", "models", "resnet18", "--source", "timm"), "timm:resnet18d"),
     ],
 )
 def test_questions_are_answered_without_torch(arguments: tuple[str, ...], said: str) -> None:
@@ -82,6 +86,9 @@ def test_questions_are_answered_without_torch(arguments: tuple[str, ...], said: 
         (("--method", "rise(n=0)"), "n and cells must be at least 1"),
         (("--score", "sofmax"), "did you mean softmax"),
         (("--model", "resnet50"), "write SOURCE:NAME, such as timm:resnet50; sources are clip, demo, hf, python, timm"),
+        (("--model", "timm:resnt18"), "unknown model timm:resnt18; did you mean resnet18"),
+        (("--model", "torchvision:vit_b16"), "unknown model torchvision:vit_b16; did you mean vit_b_16"),
+        (("--model", "demo:efficientnet"), "unknown model demo:efficientnet; did you mean efficientnet_lite0"),
         ((), "nowhere.jpg does not exist"),
     ],
 )
@@ -115,8 +122,45 @@ def test_models_are_completed_without_torch(words: str, place: int, completed: l
 
 
 @pytest.mark.parametrize("source", ["timm", "torchvision", "demo"])
-def test_the_names_that_are_completed_are_those_of_the_library(source: str) -> None:
-    assert sorted(names_of(source)) == sorted(list_sources()[source])
+def test_the_names_that_are_read_are_those_of_the_library_in_its_order(source: str) -> None:
+    assert names_of(source) == list_sources()[source]
+
+
+def test_the_list_of_models_is_the_same_with_and_without_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_libraries = catalogue.models()
+    monkeypatch.delitem(sys.modules, "aha.models.sources")
+    assert catalogue.models() == with_libraries
+
+
+def test_names_that_are_marked_in_another_way_are_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = catalogue.models("timm")
+    texts = ["@register_model\ndef one(): ...\n", "@register_model(name='two')\ndef another(): ...\n"]
+    monkeypatch.setattr(model_names, "_texts", lambda source: texts)
+    names_of.cache_clear()
+    try:
+        assert names_of("timm") is None
+        check_model_name("timm:two")
+        monkeypatch.delitem(sys.modules, "aha.models.sources")
+        assert catalogue.models("timm") == expected
+    finally:
+        names_of.cache_clear()
+
+
+def test_names_that_a_library_accepts_without_listing_them_pass() -> None:
+    former = timm.models.get_deprecated_models()
+    assert former
+    for name in former:
+        check_model_name(f"timm:{name}")
+
+
+@pytest.mark.parametrize("spec", ["timm:resnt18", "timm:resnt18.a1_in1k", "torchvision:vit_b16", "demo:x", "timm:%%"])
+def test_an_unknown_model_is_refused_in_the_words_of_loading_it(spec: str) -> None:
+    said = []
+    for read in (check_model_name, load_model):
+        with pytest.raises(UnknownName) as caught:
+            read(spec)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
 
 
 @pytest.mark.parametrize(

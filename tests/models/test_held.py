@@ -59,7 +59,7 @@ def test_what_is_stated_comes_first() -> None:
 def test_torchvision_by_its_weights() -> None:
     weights = torchvision.models.ResNet18_Weights.DEFAULT
     module = torchvision.models.resnet18(weights=None).eval()
-    with pytest.raises(ModelError, match=r"weights=ResNet50_Weights.DEFAULT, or transform=") as caught:
+    with pytest.raises(ModelError, match=r"weights=ResNet50_Weights.DEFAULT, or transform=.* class_names=") as caught:
         aha.explain(module, PICTURE, "gradient")
     one_line(caught)
     model = load_model(module, weights=weights)
@@ -71,6 +71,40 @@ def test_torchvision_by_its_weights() -> None:
     side = 224 / 256 * height  # of the square that the crop leaves
     expected = ((height - side) / 2, (width - side) / 2, (height + side) / 2, (width + side) / 2)
     assert np.allclose(geometry.box, expected, atol=0.5)
+
+
+def test_names_come_with_torchvisions_weights_and_not_with_their_transform() -> None:
+    weights, module = torchvision.models.ResNet18_Weights.DEFAULT, torchvision.models.resnet18(weights=None).eval()
+    assert load_model(module, transform=weights.transforms()).class_name(281) == "class 281"
+    both = load_model(module, weights=weights, transform=weights.transforms())
+    assert both.class_name(281) == "tabby"
+    assert load_model(module, transform=weights.transforms(), class_names=["x"] * 1000).class_name(281) == "x"
+
+
+def test_another_head_does_not_get_the_names_of_the_weights() -> None:
+    weights = torchvision.models.ResNet18_Weights.DEFAULT
+    model = load_model(torchvision.models.resnet18(weights=None, num_classes=10).eval(), weights=weights)
+    assert model.class_names is None
+    assert model.stated_preprocessing().size == (224, 224)
+
+
+def test_weights_without_an_entry_are_answered_with_one() -> None:
+    with pytest.raises(ModelError, match=r"name one: weights=ResNet18_Weights\.DEFAULT") as caught:
+        load_model(torchvision.models.resnet18(weights=None), weights=torchvision.models.ResNet18_Weights)
+    one_line(caught)
+
+
+def test_options_of_loading_are_sent_there() -> None:
+    module = torchvision.models.resnet18(weights=None)
+    for call in (aha.explain, aha.explain_batches, aha.evaluate, aha.recommend, aha.train):
+        with pytest.raises(ModelError) as caught:
+            call(module, PICTURE, "gradient", transform=abs, processor=None)  # type: ignore[operator]
+        assert str(caught.value) == (
+            "transform=, processor= belong to aha.load_model: "
+            f"aha.{call.__name__}(aha.load_model(model, transform=..., processor=...), ...)"
+        )
+    with pytest.raises(TypeError, match="no_such_option"):
+        aha.explain(module, PICTURE, no_such_option=1)  # type: ignore[call-overload]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -266,9 +267,15 @@ def test_refinement_shows_each_step_as_it_comes(sized: Any) -> None:
     sized.locator("#tab-refine").click()
     sized.evaluate("""() => {
       window.seen = new Set();
-      new MutationObserver(() => window.seen.add(document.querySelectorAll("#refine tbody tr").length))
-        .observe(document.getElementById("refine"), { childList: true, subtree: true });
+      window.told = new Set();
+      new MutationObserver(() => {
+        window.seen.add(document.querySelectorAll("#refine tbody tr").length);
+        window.told.add(document.getElementById("refine-running")?.textContent ?? "");
+      }).observe(document.getElementById("refine"), { childList: true, subtree: true });
     }""")
     sized.locator("#refine-start").click()
     until(sized, "document.querySelectorAll('#refine tbody tr').length === 6")
     assert {1, 2, 3, 4, 5, 6} <= set(sized.evaluate("[...window.seen]"))
+    told = [text for text in sized.evaluate("[...window.told]") if text]
+    shape = r"T = [0-5], \d{1,3} %: its (curves are measured|map is drawn)"
+    assert told and all(re.fullmatch(shape, text) for text in told)

@@ -263,13 +263,33 @@ def test_refinement_tells_each_step_as_it_comes(shown_bench: Workbench, monkeypa
     job = shown_bench.jobs.get(state["key"])
     assert job is not None
     end = time.monotonic() + 120
-    while len(job.parts) < 2:
+    while (job.done or 0) <= 0.5:  # the gradient step moves it, before it has a map and curves
         assert time.monotonic() < end and not job.is_over
         time.sleep(0.02)
     told = shown_bench.state(job)
-    assert [part["step"] for part in told["parts"]] == [0, 1] and told["progress"] == 0.5
+    assert [part["step"] for part in told["parts"]] == [0, 1] and 0.5 < (told["progress"] or 0) < 0.75
     gate.set()
     assert shown_bench.jobs.wait(state["key"], 120).status == "done"  # type: ignore[union-attr]
+
+
+def test_a_refinement_tells_how_far_each_step_is(shown_bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[float, int]] = []
+    original = Job.report
+
+    def noted(job: Job, share: float) -> None:
+        told.append((share, len(job.parts)))
+        original(job, share)
+
+    monkeypatch.setattr(Job, "report", noted)
+    key = shown_bench.pictures.add(png(10), "a.png")["key"]
+    state = refinement.ask_refinement(shown_bench, "x", key, MODEL, 3, rounds=2)
+    assert shown_bench.jobs.wait(state["key"], 120).status == "done"  # type: ignore[union-attr]
+    for step in range(3):
+        inside = [(share, maps) for share, maps in told if step / 3 < share < (step + 1) / 3]
+        # While its map is drawn, when that is done, and while its curves are measured.
+        assert {maps for _, maps in inside} == {step, step + 1}
+        assert sum(maps == step for _, maps in inside) >= 2
+        assert max(share for share, maps in inside if maps == step) < step / 3 + 0.15
 
 
 def test_steps_of_a_refinement_are_the_methods_own_maps(

@@ -30,7 +30,7 @@ from aha.metrics import Case, Metric, Sample
 from aha.metrics.case import Perturbation, ask_model
 from aha.metrics.curves import CurveMetric
 from aha.metrics.protocols import Protocol, load_protocols
-from aha.models import NOTHING, TargetModel, load_model
+from aha.models import NOTHING, TargetModel, load_model, loads_its_model
 from aha.models.memory import Chunks, PeakMemory
 from aha.models.preprocessing import Geometry
 from aha.results.explanation import Explanation
@@ -45,6 +45,7 @@ MapsOrMethods: TypeAlias = str | Method | Sequence[str | Method] | Maps | Mappin
 _REASONS_SHOWN = 3
 
 
+@loads_its_model
 def evaluate(
     model: TargetModel | str | nn.Module,
     images: Images | Mosaic | Sequence[Mosaic],

@@ -17,7 +17,7 @@ from aha.bench.recommendation import Recommendation, recommendation, write_page
 from aha.bench.report import write_report
 from aha.errors import AhaError, SpecError
 from aha.methods import METHODS, list_methods, load_method
-from aha.models import TargetModel, load_model
+from aha.models import TargetModel, load_model, loads_its_model
 
 DEFAULT_BUDGET = "30min"
 # Methods that take thousands of passes as published, with what usually suffices to see how good they are.
@@ -33,6 +33,7 @@ LIGHTER = {
 }
 
 
+@loads_its_model
 def recommend(
     model: TargetModel | str | nn.Module,
     data: str | Path,

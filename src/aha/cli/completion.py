@@ -1,22 +1,16 @@
-"""Completion of models: their names, found without importing their libraries, and bash's way with colons."""
+"""Completion of models, and bash's way with colons."""
 
 from __future__ import annotations
 
 import io
 import os
-import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 
 from aha.core.declared import declared
+from aha.core.model_names import names_of
 
-# How a library marks a function that makes a model; other decorators may stand between the mark and the function.
-_MARKED = re.compile(r"^@register_model(?:\(\))?\n(?:@.*\n)*def (\w+)\(", re.MULTILINE)
-_LISTED = {"timm": "models/*.py", "torchvision": "models/*.py"}
 _COMPLETE, _WORDS, _PLACE = "_AHA_COMPLETE", "COMP_WORDS", "COMP_CWORD"
 
 
@@ -24,23 +18,11 @@ def complete_model(incomplete: str) -> list[str]:
     """Sources of models that begin like this and, behind the colon, their models."""
     source, colon, _ = incomplete.partition(":")
     found = (
-        [f"{source}:{name}" for name in names_of(source)]
+        [f"{source}:{name}" for name in names_of(source) or []]
         if colon
         else [f"{name}:" for name in declared("model source")]
     )
     return [text for text in found if text.startswith(incomplete)]
-
-
-@cache
-def names_of(source: str) -> list[str]:
-    """The models of a source, as its library's files name them; none where they have no list."""
-    if source == "demo":
-        return ["efficientnet_lite0"]
-    library = find_spec(source) if source in _LISTED else None
-    if library is None or library.origin is None:
-        return []
-    files = Path(library.origin).parent.glob(_LISTED[source])
-    return sorted({name for file in files for name in _MARKED.findall(file.read_text(encoding="utf-8"))})
 
 
 def asked_by_bash_about_a_colon() -> bool:

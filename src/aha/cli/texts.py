@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from aha.core.declared import Kind, check_method, check_metric, check_model, check_score, declared
+from aha.core.model_names import check_model_name
 from aha.errors import ImageError, SpecError
 
 
@@ -17,8 +18,10 @@ def check_texts(
     scores: Iterable[str] = (),
 ) -> None:
     """Raises the error of the first text that cannot be understood; the rest is checked by loading it."""
+    models = list(models)
     for texts, check in (
         (models, check_model),
+        (models, check_model_name),
         (methods, check_method),
         (metrics, check_metric),
         (scores, check_score),

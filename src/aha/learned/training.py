@@ -34,7 +34,7 @@ from aha.learned.regions import random_regions, stratified_counts
 from aha.learned.seeds import STEP, generator_for
 from aha.learned.settings import Settings, TrainConfig
 from aha.learned.validation import mean_scores, validation_curves
-from aha.models import TargetModel, load_model
+from aha.models import TargetModel, load_model, loads_its_model
 
 __all__ = ["BEST", "LAST", "METRICS", "TrainingError", "train"]
 
@@ -45,6 +45,7 @@ class TrainingError(ModelError):
     """Training cannot go on."""
 
 
+@loads_its_model
 def train(
     model: TargetModel | str | nn.Module,
     data: str | Path,

@@ -1,7 +1,7 @@
 """The only code that knows model internals."""
 
 from aha.models.blocks import Block, BlockStates
-from aha.models.load import load_model
+from aha.models.load import load_model, loads_its_model
 from aha.models.sources import list_sources, refuse_code
 from aha.models.target import TargetModel
 from aha.models.tracing import NOTHING, Captures, Trace
@@ -15,5 +15,6 @@ __all__ = [
     "Trace",
     "list_sources",
     "load_model",
+    "loads_its_model",
     "refuse_code",
 ]

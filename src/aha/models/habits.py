@@ -35,6 +35,12 @@ def names_for(count: int | None) -> Sequence[str] | None:
     return imagenet_names() if count == _IMAGENET else None
 
 
+def head_size(module: nn.Module) -> int | None:
+    """How many outputs the last matrix, or 1 x 1 convolution, has that a module lists; None where there is none."""
+    matrices = [value for key, value in module.state_dict().items() if key.endswith("weight") and value.dim() > 1]
+    return len(matrices[-1]) if matrices else None
+
+
 def own_preprocessing(
     module: nn.Module, size: tuple[int, int] | None = None, processor: Any = None
 ) -> Preprocessing | None:
@@ -145,7 +151,10 @@ def read_settings(file: str) -> dict[str, Any]:
 def advice(module: nn.Module) -> str:
     """How to say what a module does not say itself."""
     if type(module).__module__.startswith("torchvision.models"):
-        return "pass the weights it was built with, weights=ResNet50_Weights.DEFAULT, or transform=THEM.transforms()"
+        return (
+            "pass the weights it was built with, weights=ResNet50_Weights.DEFAULT, "
+            "or transform=THEM.transforms() and class_names="
+        )
     if hasattr(getattr(module, "config", None), "to_dict"):
         return "pass processor=AutoImageProcessor.from_pretrained(...), or input_size=, mean= and std="
     return "pass transform=, a callable from a picture to its input, or input_size=, mean= and std="

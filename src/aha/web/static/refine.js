@@ -24,7 +24,7 @@ function build(about) {
     status: make("div", { id: "refine-status" }), body: make("tbody"), place: make("div", { class: "plot" }),
     legend: make("div", { class: "legend" }),
     start: make("button", { type: "button", class: "primary", id: "refine-start", on: { click: compute } }, "Refine"),
-    note: make("p", { class: "note", id: "refine-note" }),
+    note: make("p", { class: "note", id: "refine-note" }), rounds: about.rounds,
   };
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...["Steps T", "Ins-Del", "soft loss"].map((head) => make("th", {}, head)))), parts.body);
   $("refine").classList.add("panel");
@@ -60,7 +60,7 @@ async function compute() {
   const { signal } = controller;
   const cancel = () => { controller.abort(); parts.status.textContent = "Cancelled."; };
   const onState = (job) => {
-    parts.status.replaceChildren(progressRow(job, cancel));
+    parts.status.replaceChildren(progressRow(job, cancel), running(job));
     take(job.parts ?? [], turn);
   };
   try {
@@ -70,6 +70,13 @@ async function compute() {
   } catch (error) {
     if (turn === generation && !(error instanceof Stopped)) parts.status.replaceChildren(make("span", { class: "failed" }, error.message));
   }
+}
+
+/** Which step is at work, how far it is by itself, and at what: steps are equal shares of the whole job. */
+function running(job) {
+  const whole = (job.progress ?? 0) * (parts.rounds + 1), step = Math.min(parts.rounds, Math.floor(whole + 0.001)); // shares are rounded
+  const share = Math.round(100 * Math.max(0, whole - step)), hasMap = (job.parts ?? []).length > step;
+  return make("p", { class: "note", id: "refine-running" }, job.status === "running" ? `T = ${step}, ${share} %: ${hasMap ? "its curves are measured" : "its map is drawn"}` : "");
 }
 
 let taking = Promise.resolve();
