@@ -105,26 +105,29 @@ def learned(spec: str, pretrained: bool, rounds: int, size: int) -> None:
         bare_passes(target, inputs, size * (1 + 2 * config.perturbations))
 
     refinement = RefinementConfig()
-    figures = {
-        "training step over bare passes": ratio(step, bare_step, rounds),
-        "T=0 over one forward and backward": ratio(
-            lambda: explainer.maps(target, inputs, classes), forward_and_backward, 2 * rounds
+
+    def one_look() -> None:
+        explainer.maps(target, inputs, classes)
+
+    def refined() -> None:
+        refine(explainer, target, inputs, classes, 3, refinement)
+
+    def bare_refined() -> None:
+        bare_passes(target, inputs, size * (1 + 3 * refinement.cost))
+
+    pairs: dict[str, tuple[Callable[[], object], Callable[[], object], int]] = {
+        "T=0 over one forward and backward": (one_look, forward_and_backward, 2 * rounds),
+        "T=0 with forward evidence over one forward": (
+            lambda: forward_only.maps(target, inputs, classes),
+            forward,
+            2 * rounds,
         ),
-        "T=0 with forward evidence over one forward": ratio(
-            lambda: forward_only.maps(target, inputs, classes), forward, 2 * rounds
-        ),
-        "T=3 over T=0": ratio(
-            lambda: refine(explainer, target, inputs, classes, 3, refinement),
-            lambda: explainer.maps(target, inputs, classes),
-            rounds,
-        ),
-        "T=3 over bare passes": ratio(
-            lambda: refine(explainer, target, inputs, classes, 3, refinement),
-            lambda: bare_passes(target, inputs, size * (1 + 3 * refinement.cost)),
-            rounds,
-        ),
+        "training step over bare passes": (step, bare_step, rounds),
+        "T=3 over T=0": (refined, one_look, rounds),
+        "T=3 over bare passes": (refined, bare_refined, rounds),
     }
-    for name, (found, ours, theirs) in figures.items():
+    for name, (work, bare, times) in pairs.items():
+        found, ours, theirs = ratio(work, bare, times)
         print(f"{spec}: {name}: {found:.2f} ({ours:.3f} s, {theirs:.3f} s)", flush=True)
 
 
@@ -132,11 +135,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--model", action="append", choices=MODELS, help="of these only")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     soft_orders(args.rounds)
-    for spec, pretrained in MODELS.items():
-        learned(spec, pretrained, args.rounds, args.batch)
+    for spec in args.model or MODELS:
+        learned(spec, MODELS[spec], args.rounds, args.batch)
 
 
 if __name__ == "__main__":
