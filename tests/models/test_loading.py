@@ -37,7 +37,12 @@ NORMAL = {"input_size": SIZE, "mean": (0.5,) * 3, "std": (0.5,) * 3}
 @pytest.mark.parametrize(
     ("model", "options", "error", "says"),
     [
-        ("resnet18", {}, SpecError, "write SOURCE:NAME, such as timm:resnet50; sources are clip, demo, hf, python, timm, torchvision"),
+        (
+            "resnet18",
+            {},
+            SpecError,
+            "write SOURCE:NAME, such as timm:resnet50; sources are clip, demo, hf, python, timm, torchvision",
+        ),
         ("timm:", {}, SpecError, "cannot read model"),
         ("tim:resnet18", {}, UnknownName, "unknown model source 'tim'; did you mean timm"),
         ("timm:resnet_18", {}, UnknownName, "unknown model timm:resnet_18; did you mean .*resnet18"),
