@@ -214,7 +214,8 @@ def papers_page(runs: Path, former: Path, by_model: dict[str, list[Result]]) -> 
     parts.append(f"## Deletion and Insertion\n\n{compared}")
     for title, section, places in groups:
         made = {name: section(name, read_run(place).group(asked)) for name, place, asked in places if place.is_dir()}
-        old = {name: text for name, text in kept.get(title, {}).items() if not made.get(name.partition(" (")[0])}
+        new = {text.partition("\n")[0].removeprefix("### ") for text in made.values()} | {n for n in made if made[n]}
+        old = {name: text for name, text in kept.get(title, {}).items() if not {name, name.partition(" (")[0]} & new}
         texts = [text for text in (*made.values(), *old.values()) if text]
         parts += [f"## {title}\n", *texts] if texts else []
     return "\n".join(parts)
