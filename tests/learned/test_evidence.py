@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import aha
 from aha.errors import ModelError
+from aha.learned import library
 from aha.learned.decoder import patch_means
 from aha.learned.evidence import (
     LOG_ODDS,
@@ -81,14 +84,20 @@ def test_what_flows_into_the_class_is_a_row_of_the_product_of_all_later_blocks()
         torch.testing.assert_close(flow, (product - one)[:, 0])
 
 
-def test_an_explainer_of_other_evidence_is_refused(images: Tensor) -> None:
-    """Such as one of an earlier version, which read three values of each block."""
+def test_an_explainer_of_other_evidence_is_refused(
+    images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one of an earlier version, which read three values of each block; also where it is remembered."""
     target = load_model(tiny_vit(), **STATED)
     explainer = Explainer.for_target(target, Design(width=16))
     fewer = replace(explainer.config.decoder, evidence=tuple(n * 3 // 4 for n in explainer.config.decoder.evidence))
     former = Explainer(replace(explainer.config, decoder=fewer))
     with pytest.raises(ModelError, match="train it again"):
         former.check_target(target)
+    monkeypatch.setenv("AHA_CACHE", str(tmp_path))
+    library.remember(former)
+    with pytest.raises(ModelError, match="train it again"):
+        aha.explain(target, images, "aha")
 
 
 def test_rivals_are_the_gradient_of_the_log_odds() -> None:

@@ -35,7 +35,7 @@ class Spec:
 
     def in_full(self) -> str:
         """The text with every field written out, defaults included: a record that later defaults cannot change."""
-        parts = ", ".join(f"{field.name}={_show(getattr(self, field.name), in_full=True)}" for field in fields(self))
+        parts = ", ".join(f"{field.name}={written(getattr(self, field.name), in_full=True)}" for field in fields(self))
         return f"{self.name}({parts})" if parts else self.name
 
     def __str__(self) -> str:
@@ -44,11 +44,11 @@ class Spec:
         for field in fields(self):
             value = getattr(self, field.name)
             if positional and _is_leading(field):
-                parts.append(_show(value))
+                parts.append(written(value))
                 continue
             positional = False
             if not _is_default(field, value):
-                parts.append(f"{field.name}={_show(value)}")
+                parts.append(f"{field.name}={written(value)}")
         return f"{self.name}({', '.join(parts)})" if parts else self.name
 
 
@@ -179,21 +179,17 @@ def _is_default(field: Field[Any], value: Any) -> bool:
     return bool(type(default) is type(value) and default == value)
 
 
-def written(value: Any) -> str:
+def written(value: Any, in_full: bool = False) -> str:
     """A parameter's value as it is typed in a text: a word in quotes, a spec without."""
-    return _show(value)
-
-
-def _show(value: Any, in_full: bool = False) -> str:
     if isinstance(value, Spec):
         return value.in_full() if in_full else str(value)
     if isinstance(value, tuple):
-        inner = ", ".join(_show(element, in_full) for element in value)
+        inner = ", ".join(written(element, in_full) for element in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     return repr(value)
 
 
-_NOTATION = PYTHON._replace(show=_show)  # a spec inside a spec by its text
+_NOTATION = PYTHON._replace(show=written)  # a spec inside a spec by its text
 
 
 def _source(node: ast.expr) -> str:

@@ -23,11 +23,13 @@ def cache_folder() -> Path:
     return user_cache_path("aha", appauthor=False) / "explainers"
 
 
-def explainer_of(target: TargetModel) -> Explainer:
-    """The explainer that belongs to the model."""
-    folder = explainer_folder(target)
-    if folder is not None:
-        return load_explainer(folder, target.device)
+def explainer_of(target: TargetModel, named: str = "") -> Explainer:
+    """The explainer that is named, or else the one that belongs to the model; refused if it does not fit it."""
+    source = named or explainer_folder(target)
+    if source is not None:
+        found = load_explainer(source, target.device)
+        found.check_target(target)
+        return found
     raise ModelError(
         f"no explainer belongs to {target.spec}; train one: aha train --model {target.spec} --data IMAGES --out RUN; "
         "or name one: aha('FOLDER')"

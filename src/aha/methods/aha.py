@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aha.errors import AhaError, SpecError
 from aha.learned.explainer import Explainer
-from aha.learned.library import explainer_of, load_explainer
+from aha.learned.library import explainer_of
 from aha.learned.refinement import RefinementConfig, refine, refine_until_settled
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
@@ -84,8 +84,4 @@ class AHA(Method):
         return f"{super().fingerprint(model)} {self._explainer(model).digest}"
 
     def _explainer(self, model: TargetModel) -> Explainer:
-        if not self.explainer:
-            return explainer_of(model)
-        found = load_explainer(self.explainer, model.device)
-        found.check_target(model)
-        return found
+        return explainer_of(model, self.explainer)

@@ -9,7 +9,7 @@ import torch
 
 from aha.core.progress import in_parts, part
 from aha.errors import SpecError
-from aha.learned.library import explainer_of, load_explainer
+from aha.learned.library import explainer_of
 from aha.learned.refinement import RefinementConfig, refined_maps
 from aha.methods.aha import AHA
 from aha.web.jobs import Job
@@ -43,7 +43,7 @@ def ask_refinement(
 
     def work(job: Job) -> None:
         chosen, sample = served.model, bench.sample(served, picture)
-        found = load_explainer(base.explainer, chosen.device) if base.explainer else explainer_of(chosen)
+        found = explainer_of(chosen, base.explainer)
         inputs, classes = sample.inputs[None], torch.tensor([target], device=chosen.device)
         before = time.perf_counter()
         score = float(chosen.scores(inputs, classes))
