@@ -1,7 +1,7 @@
 """Adaptive curves against all 224 steps: how far apart the numbers are, and at how many of the passes.
 
     OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive python benchmarks/adaptive_curves.py --model timm:resnet18
-        --weights FILE --images FOLDER --out FOLDER [--limit 100] [--method NAME]... [--references turn]
+        --weights FILE --images FOLDER --out FOLDER [--limit 100] [--method NAME]... [--methods 1] [--references turn]
 
 The full curves of every map are measured once and kept, a line of OUT/rows.jsonl for each image, method and reference,
 so that the same command continues an interrupted run, and more methods or a larger limit add to it. The metrics of
@@ -10,6 +10,7 @@ without asking again: `--limit 0` prints the table of what there is, also after 
 `--tolerance T` for another tolerance than the protocol's.
 `--check N` shows N of the maps to the model again, adaptively, and prints by how much that differs.
 
+`--methods N` explains each photograph by N of the methods, the next ones for each photograph.
 `--references all` measures the three references of a map, as the protocol does. `--references turn` measures one of
 them, the next one for each map, in a third of the time. The table then has two readings of the same curves: alone,
 where the one reference has to be as sure as an average of three, and as one of three, where it is allowed the error
@@ -185,6 +186,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--method", action="append")
+    parser.add_argument("--methods", type=int, help="how many of the methods for a photograph, in turn (all of them)")
     parser.add_argument("--references", choices=["all", "turn"], default="all")
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--batch", type=int, default=32)
@@ -207,7 +209,10 @@ def main() -> None:
     files = sorted(path for path in options.images.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
     order = np.random.default_rng(0).permutation(len(files))[: options.limit]  # a smaller choice is part of a larger
     for turn, place in enumerate(order):
-        for number, method in enumerate(options.method or METHODS):
+        named = options.method or METHODS
+        count = len(named) if options.methods is None else options.methods
+        for number in range(count):
+            method = named[(turn * count + number) % len(named)]
             chosen = REFERENCES if options.references == "all" else [REFERENCES[(turn + number) % len(REFERENCES)]]
             chosen = [r for r in chosen if (files[place].name, method, str(r)) not in done]
             if chosen:

@@ -96,8 +96,9 @@ def test_an_explainer_of_other_evidence_is_refused(
         former.check_target(target)
     monkeypatch.setenv("AHA_CACHE", str(tmp_path))
     library.remember(former)
-    with pytest.raises(ModelError, match="train it again"):
-        aha.explain(target, images, "aha")
+    for model in (target, load_model(tiny_vit())):  # also by a module that does not state the size of its inputs
+        with pytest.raises(ModelError, match="train it again"):
+            aha.explain(model, images, "aha")
 
 
 def test_rivals_are_the_gradient_of_the_log_odds() -> None:

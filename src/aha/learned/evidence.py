@@ -38,11 +38,11 @@ def is_token_model(target: TargetModel, size: Sequence[int] | None = None) -> bo
     return {"attention", "tokens"} <= target.structure(size).capabilities
 
 
-def evidence_channels(target: TargetModel, levels: int) -> tuple[int, ...]:
+def evidence_channels(target: TargetModel, levels: int, size: Sequence[int] | None = None) -> tuple[int, ...]:
     """How many maps of evidence each level of the decoder gets."""
-    if not is_token_model(target):
+    if not is_token_model(target, size):
         return (OF_STAGE,) * levels
-    return tuple(OF_BLOCK * len(blocks) for blocks in blocks_of_levels(len(target.structure().blocks), levels))
+    return tuple(OF_BLOCK * len(blocks) for blocks in blocks_of_levels(len(target.structure(size).blocks), levels))
 
 
 def blocks_of_levels(blocks: int, levels: int) -> list[range]:

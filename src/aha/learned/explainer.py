@@ -13,7 +13,6 @@ import errno
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ from aha import __version__
 from aha.core.checks import Range
 from aha.core.disk import result_key, write_atomically, writing
 from aha.core.strict import from_json, read_json
-from aha.errors import AhaWarning, ModelError, SpecError, WeightsError
+from aha.errors import AhaWarning, ModelError, SpecError, WeightsError, warn
 from aha.learned.calibration import calibrated
 from aha.learned.decoder import Decoder, DecoderConfig, Given, unit_scaled
 from aha.learned.evidence import (
@@ -272,26 +271,29 @@ class Explainer(nn.Module):
         """Maps (B, H, W) in the same order whose mass follows the model's response; as they are if it is not known."""
         return calibrated(maps, self.config.response) if self.config.response else maps
 
-    def check_target(self, target: TargetModel) -> None:
-        """Refuses a model of another kind, and warns of other weights: that is the out-of-distribution case."""
+    def check_target(self, target: TargetModel, size: Sequence[int] | None = None) -> None:
+        """Refuses a model of another kind, and warns of other weights: that is the out-of-distribution case.
+
+        `size` (C, H, W) is that of its inputs. A module that does not state it can only be asked about its evidence
+        where it is given.
+        """
         # Other texts are other classes of the same network, and their embeddings are all that is asked of them.
         is_open = target.has_texts and self.embedding is None
         if target.num_classes != self.config.num_classes and not is_open:
             raise ModelError(
                 f"this explainer knows {self.config.num_classes} classes; {target.spec} has {target.num_classes}"
             )
-        read = self.config.decoder.evidence
-        if self.config.evidence == "backward" and read != evidence_channels(target, len(read)):
+        read, has_size = self.config.decoder.evidence, size is not None or target.preprocessing is not None
+        if has_size and self.config.evidence == "backward" and read != evidence_channels(target, len(read), size):
             raise ModelError(
                 f"this explainer reads other class evidence than {target.spec} gives: it is of an earlier version, "
                 "or of another network; train it again"
             )
         if target.digest != self.config.target_digest:
-            warnings.warn(
+            warn(
                 f"this explainer was trained for {self.config.target} with other weights than {target.spec} has; "
                 "refine its maps, or train one for this model",
                 ExplainerWarning,
-                stacklevel=3,
             )
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Path:

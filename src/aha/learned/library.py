@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,12 +24,15 @@ def cache_folder() -> Path:
     return user_cache_path("aha", appauthor=False) / "explainers"
 
 
-def explainer_of(target: TargetModel, named: str = "") -> Explainer:
-    """The explainer that is named, or else the one that belongs to the model; refused if it does not fit it."""
+def explainer_of(target: TargetModel, named: str = "", size: Sequence[int] | None = None) -> Explainer:
+    """The explainer that is named, or else the one that belongs to the model; refused if it does not fit it.
+
+    `size` (C, H, W) is that of the inputs, for a model that does not state it.
+    """
     source = named or explainer_folder(target)
     if source is not None:
         found = load_explainer(source, target.device)
-        found.check_target(target)
+        found.check_target(target, size)
         return found
     raise ModelError(
         f"no explainer belongs to {target.spec}; train one: aha train --model {target.spec} --data IMAGES --out RUN; "

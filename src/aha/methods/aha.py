@@ -59,12 +59,12 @@ class AHA(Method):
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
         try:
-            return self._explainer(model).reads(model, size)
+            return self._explainer(model, size).reads(model, size)
         except AhaError:  # the map itself says why there is none
             return NOTHING
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        explainer = self._explainer(model)
+        explainer = self._explainer(model, images.shape[1:])
         maps = self._maps(explainer, model, images, classes)  # (B, H, W)
         return explainer.calibrated(maps) if self.calibrated else maps
 
@@ -83,5 +83,5 @@ class AHA(Method):
     def fingerprint(self, model: TargetModel) -> str:
         return f"{super().fingerprint(model)} {self._explainer(model).digest}"
 
-    def _explainer(self, model: TargetModel) -> Explainer:
-        return explainer_of(model, self.explainer)
+    def _explainer(self, model: TargetModel, size: Sequence[int] | None = None) -> Explainer:
+        return explainer_of(model, self.explainer, size)
