@@ -189,6 +189,7 @@ def main() -> None:
     parser.add_argument("--methods", type=int, help="how many of the methods for a photograph, in turn (all of them)")
     parser.add_argument("--references", choices=["all", "turn"], default="all")
     parser.add_argument("--precision", default="bfloat16")
+    parser.add_argument("--engine", default="eager", help="what runs passes without gradients; see docs/models.md")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--tolerance", type=float, default=ADAPTIVE[0].tolerance)
     parser.add_argument("--check", type=int, default=0)
@@ -204,6 +205,7 @@ def main() -> None:
         pretrained=options.weights is not None,
         device="cpu",
         precision=options.precision,
+        engine=options.engine,
         batch_size=options.batch,
     )
     files = sorted(path for path in options.images.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png"))

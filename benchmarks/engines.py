@@ -1,6 +1,6 @@
 """What the engines save on passes without gradients, and how far each moves a probability.
 
-    python benchmarks/engines.py [MODEL] [WEIGHTS] [ROWS] [ROUNDS]
+    python benchmarks/engines.py [MODEL] [WEIGHTS] [ROWS] [ROUNDS] [PRECISION]
 
 Each round shows the same perturbed photographs to the module and to every copy, one after the other. Ratios of
 processor time, the median of the rounds: other load on the machine falls on all of them. Run it on one thread.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,32 +24,38 @@ from aha.models.forward_only import ForwardOnly
 from aha.perturb.perturbation import blend
 
 
-def main(spec: str = "timm:resnet18", weights: str = "", rows: int = 16, rounds: int = 5) -> None:
-    model = aha.load_model(spec, weights=weights or None, pretrained=bool(weights), device="cpu", batch_size=rows)
-    shown = perturbed(model, rows)
-    expected, judge = model.outputs(shown), ForwardOnly("auto", None, model.score)
+def main(
+    spec: str = "timm:resnet18", weights: str = "", rows: str = "16", rounds: str = "5", precision: str = "float32"
+) -> None:
+    options: dict[str, Any] = {"weights": weights or None, "pretrained": bool(weights), "device": "cpu"}
+    model = aha.load_model(spec, precision=precision, batch_size=int(rows), **options)
+    exact = aha.load_model(spec, batch_size=int(rows), **options)
+    shown = perturbed(model, int(rows))
+    expected, judge = exact.outputs(shown), ForwardOnly("auto", None, model.score)
     copies, building = {}, {}
-    for engine in usable_engines(model.device):
+    for engine in usable_engines(model.device, precision):
         start = time.process_time()
         try:
-            copies[engine] = make_copy(engine, model.module, None, shown)
+            copies[engine] = make_copy(engine, model.module, None, shown, precision)
         except Exception as error:
             print(f"{engine:12} cannot be built: {str(error).strip().splitlines()[0]}")
             continue
         building[engine] = time.process_time() - start
     seconds: dict[str, list[float]] = {engine: [] for engine in ("eager", *copies)}
     with torch.no_grad():
-        for _ in range(rounds):
+        for _ in range(int(rounds)):
             for engine, taken in seconds.items():
                 start = time.process_time()
                 copies[engine](shown) if engine in copies else model.outputs(shown)
                 taken.append(time.process_time() - start)
-    print(f"{spec}, {rows} images of {tuple(shown.shape[1:])}, {torch.get_num_threads()} thread(s), {rounds} rounds")
-    print(f"{'eager':12} {statistics.median(seconds['eager']):.3f} s")
+    threads = torch.get_num_threads()
+    print(f"{spec}, {precision}, {rows} images of {tuple(shown.shape[1:])}, {threads} thread(s), {rounds} rounds")
+    rounded = judge.change(expected, model.outputs(shown))
+    print(f"{'eager':12} {statistics.median(seconds['eager']):.3f} s, probabilities within {rounded:.1e} of float32")
     for engine, found in copies.items():
         ratio = statistics.median(a / b for a, b in zip(seconds[engine], seconds["eager"], strict=True))
         change = judge.change(expected, found(shown))
-        print(f"{engine:12} {ratio:.2f} of eager, probabilities within {change:.1e}, built in {building[engine]:.0f} s")
+        print(f"{engine:12} {ratio:.2f} of eager, within {change:.1e}, built in {building[engine]:.0f} s")
 
 
 def perturbed(model: aha.TargetModel, rows: int) -> Tensor:
@@ -62,4 +69,4 @@ def perturbed(model: aha.TargetModel, rows: int) -> Tensor:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3], *map(int, sys.argv[3:5]))
+    main(*sys.argv[1:])

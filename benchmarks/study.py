@@ -174,6 +174,7 @@ def run_table(name: str, plan: Plan, out: Path) -> None:
         "limit": plan.limit,
         "metrics": list(table.metrics),
         "precision": plan.precision,
+        "engine": plan.engine,
         "batch_size": plan.batch_size,
     }
     for each in paper_plans(f"{PREFIX}{name}", changes):
@@ -192,6 +193,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], metavar="METHOD", help="these methods, on --images")
     parser.add_argument("--metrics", action="append", help="a protocol or metrics, in place of `quick`")
     parser.add_argument("--precision", default="float32")
+    parser.add_argument("--engine", default="eager", help="what runs passes without gradients; see docs/models.md")
     args = parser.parse_args()
     is_table = args.what in TABLES
     plan = Plan(
@@ -202,6 +204,7 @@ def main() -> None:
         metrics=tuple(args.metrics or ("quick",)),
         limit=args.more,
         precision=args.precision,
+        engine=args.engine,
         batch_size=8,
         optional=True,
     )

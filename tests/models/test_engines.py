@@ -76,13 +76,30 @@ def test_every_engine_answers_like_the_module(engine: str) -> None:
     assert not any(part._forward_hooks for part in module.modules())
 
 
+@pytest.mark.parametrize("engine", [ENGINES[0], ENGINES[2]])
+def test_a_copy_works_in_the_models_precision(engine: str) -> None:
+    module = network()
+    exact, plain = aha.load_model(module, batch_size=8), aha.load_model(module, precision="bfloat16", batch_size=8)
+    fast = aha.load_model(module, precision="bfloat16", engine=engine, batch_size=8)
+    shown = images(8)
+    expected, rounded, found = (model.outputs(shown) for model in (exact, plain, fast))
+    assert fast.engine_facts["engine"] == engine
+    assert found.dtype == torch.float32
+    # Where the processor has bfloat16 it is used: the answers are off by its rounding, and by no more than that.
+    away = (found - expected).abs().max()
+    assert away <= 4 * (rounded - expected).abs().max()
+    assert fast.engine_facts["largest_probability_change"] <= forward_only.MOST_CHANGE["bfloat16"]
+
+
 class Recorder:
     """Stands in for the makers of copies: a copy is the module itself, slightly off, and counts its runs."""
 
     def __init__(self, error: float = 0.0) -> None:
         self.error, self.made, self.runs = error, 0, 0
 
-    def __call__(self, engine: str, module: nn.Module, output: object, example: Tensor) -> FastCopy:
+    def __call__(
+        self, engine: str, module: nn.Module, output: object, example: Tensor, precision: str = "float32"
+    ) -> FastCopy:
         self.made += 1
         private = copy.deepcopy(module)
 
@@ -219,7 +236,8 @@ def test_results_of_an_engine_say_so(recorded: Callable[..., Recorder]) -> None:
     ("engine", "options", "said"),
     [
         ("tensorrt", {}, "unknown engine 'tensorrt'; known: eager, auto"),
-        ("compiled", {"precision": "bfloat16"}, "works in float32"),
+        ("onnxruntime", {"precision": "bfloat16"}, "works in float32; leave out"),
+        ("openvino", {"precision": "float16"}, "works in float32 and bfloat16; leave out"),
     ],
 )
 def test_engines_that_cannot_be_are_refused(engine: str, options: dict[str, str], said: str) -> None:

@@ -63,7 +63,8 @@ def test_a_frame_shows_what_the_model_sees(page: Any, shown_bench: Workbench) ->
     wide = {"name": "wide.png", "mimeType": "image/png", "buffer": png(3, (120, 40))}
     page.set_input_files("#file", wide)
     page.wait_for_selector("#frame:not([hidden])")
-    until(page, "location.hash.length > 3")  # the address follows once the view has settled
+    # The address follows once the view has settled: before, it may speak of no picture yet.
+    until(page, "JSON.parse(decodeURIComponent(location.hash.slice(3)) || '{}').picture")
     frame, whole = (page.locator(selector).bounding_box() for selector in ("#frame", "#thumbnail"))
     window = page.evaluate(
         "async () => (await fetch(`/api/pictures/${JSON.parse(decodeURIComponent(location.hash.slice(3))).picture}"

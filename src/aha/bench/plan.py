@@ -28,7 +28,7 @@ from aha.methods import Method, check_fit, load_method
 from aha.metrics.protocols import Protocol, load_protocols
 from aha.models import TargetModel, refuse_code
 from aha.models.copies import Engine
-from aha.models.runnable import Precision
+from aha.models.precision import Precision
 from aha.models.scores import load_score
 
 Filter = Literal["none", "mda"]

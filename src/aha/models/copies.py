@@ -1,7 +1,8 @@
 """Faster copies of a network, for passes without gradients: compiled, or run by ONNX Runtime or OpenVINO.
 
 A copy is made of a deep copy: nothing of the caller's module is touched. All of them fold batch norms into the
-convolutions before them and lay images out as their kernels like it best. None of them is exact to the last bit.
+convolutions before them and lay images out as their kernels like it best. None of them is exact to the last bit. Where
+the model's passes run in half precision, so do those of its copy.
 
 Shapes: inputs (B, C, H, W), outputs (B, K).
 """
@@ -23,11 +24,15 @@ from torch import Tensor, nn
 from aha.core.quiet import without_warnings
 from aha.errors import MissingExtra, ModelError
 from aha.models.outputs import OutputReader, read_outputs
+from aha.models.precision import HALF
 
 Engine = Literal["eager", "auto", "compiled", "onnxruntime", "openvino"]
 
 # Engine -> the package that it needs besides torch, and the extra that brings it.
 _PACKAGES = {"onnxruntime": ("onnxruntime", "export"), "openvino": ("openvino", "openvino")}
+# Engine -> precisions other than float32 that it has.
+_HALVES = {"compiled": tuple(HALF), "openvino": ("bfloat16",)}
+_HINTS = {"float32": "f32", "bfloat16": "bf16"}  # OpenVINO's names
 _GRAPH_OPSET = 17
 
 
@@ -64,21 +69,30 @@ def check_engine(engine: str, device: torch.device, precision: str) -> None:
         raise MissingExtra(f"the engine {engine}", _PACKAGES[engine][1])
     if engine in _PACKAGES and device.type != "cpu":
         raise ModelError(f"the engine {engine} runs on the CPU, and the model is on {device}; choose compiled or auto")
-    if engine not in ("eager", "auto") and precision != "float32":
-        raise ModelError(f"the engine {engine} works in float32; leave out one of engine and precision={precision!r}")
+    if engine not in ("eager", "auto") and not _has(engine, precision):
+        works = " and ".join(("float32", *_HALVES.get(engine, ())))
+        raise ModelError(f"the engine {engine} works in {works}; leave out one of engine and precision={precision!r}")
 
 
-def usable_engines(device: torch.device) -> list[str]:
+def usable_engines(device: torch.device, precision: str = "float32") -> list[str]:
     """Engines other than eager that can be tried here, the likeliest to win first."""
     others = [name for name, (package, _) in _PACKAGES.items() if device.type == "cpu" and find_spec(package)]
-    return ["compiled", *others]
+    return [engine for engine in ("compiled", *others) if _has(engine, precision)]
 
 
-def make_copy(engine: str, module: nn.Module, output: OutputReader, example: Tensor) -> FastCopy:
+def _has(engine: str, precision: str) -> bool:
+    return precision == "float32" or precision in _HALVES.get(engine, ())
+
+
+def make_copy(
+    engine: str, module: nn.Module, output: OutputReader, example: Tensor, precision: str = "float32"
+) -> FastCopy:
     """A copy of the module for inputs like `example` (B, C, H, W), run once; raises whatever goes wrong."""
     private = _Readout(copy.deepcopy(module), output).eval().requires_grad_(False)
-    with without_warnings():  # of exporters and compilers about the network: the check of outputs will tell
-        return _MAKERS[engine](private, example.contiguous())
+    # Whatever precision the caller is in: a graph is written in full, and each engine is told its own.
+    # Exporters and compilers warn about the network: the check of outputs will tell.
+    with torch.autocast(example.device.type, enabled=False), without_warnings():
+        return _MAKERS[engine](private, example.contiguous(), precision)
 
 
 class _Readout(nn.Module):
@@ -93,21 +107,23 @@ class _Readout(nn.Module):
         return read_outputs(self.module(inputs), self._output)
 
 
-def _compiled(private: nn.Module, example: Tensor) -> FastCopy:
+def _compiled(private: nn.Module, example: Tensor, precision: str) -> FastCopy:
     """Inductor; freezing takes weights for constants, and so folds batch norms and lays weights out once."""
     private = private.to(memory_format=torch.channels_last)
     compiled: Any = torch.compile(private, dynamic=False, options={"freezing": True})
 
     def run(inputs: Tensor) -> Tensor:
         # A tensor of its own: a network may work in place on its input.
-        outputs: Tensor = compiled(inputs.clone(memory_format=torch.channels_last))
-        return outputs
+        own = inputs.clone(memory_format=torch.channels_last)
+        with torch.autocast(inputs.device.type, HALF.get(precision), enabled=precision in HALF):
+            outputs: Tensor = compiled(own)
+        return outputs.float()
 
     run(example)
     return FastCopy("compiled", run, rows=len(example))
 
 
-def _onnxruntime(private: nn.Module, example: Tensor) -> FastCopy:
+def _onnxruntime(private: nn.Module, example: Tensor, _precision: str) -> FastCopy:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -123,11 +139,11 @@ def _onnxruntime(private: nn.Module, example: Tensor) -> FastCopy:
     return FastCopy("onnxruntime", run)
 
 
-def _openvino(private: nn.Module, example: Tensor) -> FastCopy:
+def _openvino(private: nn.Module, example: Tensor, precision: str) -> FastCopy:
     import openvino
 
     # By way of the graph: the converter of modules reports its use over the network.
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    settings = {"INFERENCE_PRECISION_HINT": _HINTS[precision], "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     core = openvino.Core()
     compiled = core.compile_model(core.read_model(_graph(private, example)), "CPU", settings)
 

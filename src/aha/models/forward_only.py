@@ -25,8 +25,12 @@ from aha.models.hooks import parts_of
 from aha.models.outputs import OutputReader
 from aha.models.scores import Score
 
-MOST_CHANGE = 1e-4
-"""Largest change of a probability that a copy may make; rounding in float32 stays below a tenth of it."""
+MOST_CHANGE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.01}
+"""Largest change of a probability that a copy may make, by the precision of the passes.
+
+Rounding in float32 stays below a tenth of it. In bfloat16 the answers of a network lie up to .04 from its own in
+float32, and two ways to round up to twice as far from each other; float16 has three bits more.
+"""
 
 _PATIENCE = 60.0  # seconds of plain passes before engines are tried: about what trying them costs
 _WORTHWHILE = 0.95  # of the plain time; what gains less is not worth another rounding
@@ -40,12 +44,13 @@ class ForwardOnly:
 
     Attributes:
         engine: what was asked for.
+        precision: of its passes, which is that of a copy's too.
         largest_change: of a probability, over all answers that were compared; None before the first.
         left_out: engine -> why it is not used.
     """
 
-    def __init__(self, engine: str, output: OutputReader, score: Score) -> None:
-        self.engine, self._output, self._score = engine, output, score
+    def __init__(self, engine: str, output: OutputReader, score: Score, precision: str = "float32") -> None:
+        self.engine, self._output, self._score, self.precision = engine, output, score, precision
         self.largest_change: float | None = None
         self.left_out: dict[str, str] = {}
         self._made_of: tuple[object, ...] = ()
@@ -99,7 +104,7 @@ class ForwardOnly:
                 self._say(f"the engine {self.engine} is not used: {self.left_out[self.engine]}")
             return found
         best, best_time = None, _WORTHWHILE * _fastest(plain, example)
-        for engine in usable_engines(inputs.device):
+        for engine in usable_engines(inputs.device, self.precision):
             found = self._made(engine, module, example, expected)
             if found is not None and (taken := _fastest(found, example)) < best_time:
                 best, best_time = found, taken
@@ -110,13 +115,13 @@ class ForwardOnly:
 
     def _made(self, engine: str, module: nn.Module, example: Tensor, expected: Tensor) -> FastCopy | None:
         try:
-            found = make_copy(engine, module, self._output, example)
+            found = make_copy(engine, module, self._output, example, self.precision)
             change = self.change(expected, found(example))
         except Exception as error:  # compilers and exporters raise whatever they like; the network itself still runs
             self.left_out[engine] = next(iter(str(error).strip().splitlines()), type(error).__name__)
             return None
-        if not change <= MOST_CHANGE:
-            self.left_out[engine] = _too_far(change)
+        if not change <= MOST_CHANGE[self.precision]:
+            self.left_out[engine] = self._too_far(change)
             return None
         return found
 
@@ -127,10 +132,10 @@ class ForwardOnly:
             return outputs
         expected = plain(inputs)
         change = self.change(expected, outputs)
-        if change <= MOST_CHANGE:
+        if change <= MOST_CHANGE[self.precision]:
             self.largest_change = max(change, self.largest_change or 0.0)
             return outputs
-        self._copies[shape], self.left_out[found.engine] = None, _too_far(change)
+        self._copies[shape], self.left_out[found.engine] = None, self._too_far(change)
         self._say(f"the engine {found.engine} is not used any more: {self.left_out[found.engine]}")
         return expected
 
@@ -143,6 +148,9 @@ class ForwardOnly:
         alone = expected.shape[1] == 1 or self._score.name == "sigmoid"
         a, b = (x.double().sigmoid() if alone else x.double().softmax(dim=1) for x in (expected, found))
         return float((a - b).abs().max())
+
+    def _too_far(self, change: float) -> str:
+        return f"it changes a probability by {change:.1e}, more than {MOST_CHANGE[self.precision]:.0e}"
 
     def _say(self, text: str) -> None:
         warnings.warn(text, AhaWarning, stacklevel=2)
@@ -157,10 +165,6 @@ def weight_versions(module: nn.Module) -> list[tuple[int, int]]:
             if tensor is not None:
                 versions.append((tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version))
     return versions
-
-
-def _too_far(change: float) -> str:
-    return f"it changes a probability by {change:.1e}, more than {MOST_CHANGE:.0e}"
 
 
 def _fastest(run: Run, inputs: Tensor) -> float:

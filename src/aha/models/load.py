@@ -17,8 +17,9 @@ from aha.models.copies import Engine
 from aha.models.habits import head_size, own_class_names, own_preprocessing
 from aha.models.hooks import autograd, preserved_random_state
 from aha.models.outputs import OutputReader
+from aha.models.precision import Precision
 from aha.models.preprocessing import Fit, Preprocessing
-from aha.models.runnable import Precision, unwrapped
+from aha.models.runnable import unwrapped
 from aha.models.scores import Score, ScoreFunction, load_score
 from aha.models.sources import Loaded, Request, default_device, size_in, split_spec
 from aha.models.target import TargetModel
@@ -94,7 +95,7 @@ def load_model(
         precision: float32, or bfloat16/float16 autocast for forward passes without gradients.
         engine: what runs forward passes without gradients: the module itself ("eager"), or a faster private copy of it:
             "compiled", "onnxruntime", "openvino", or "auto", the fastest of them once the work has proved long. A copy
-            that moves a probability by more than 1e-4 is not used; `engine_facts` says what was.
+            that moves a probability by more than 1e-4 (.1 in bfloat16) is not used; `engine_facts` says what was.
         batch_size: most images per forward pass; halved by itself when memory runs out.
     """
     if isinstance(model, TargetModel):

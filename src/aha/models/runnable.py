@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, InitVar, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +26,13 @@ from aha.models.hooks import autograd, evaluating, has_backward_hooks, lock_of, 
 from aha.models.kept import KeptPass
 from aha.models.memory import Chunks
 from aha.models.outputs import OutputReader, read_outputs
+from aha.models.precision import HALF, Precision, check_precision
 from aha.models.preprocessing import Preprocessing
 from aha.models.randomness import own_numbers_of
 from aha.models.scores import Score
 from aha.models.weights import state_digest
 
-Precision = Literal["float32", "bfloat16", "float16"]
 _MOST_KNOWN = 2**26  # numbers remembered while sharing: a quarter of a gigabyte
-_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -67,8 +66,7 @@ class RunnableModel:
     batch_size: InitVar[int] = 32
 
     def __post_init__(self, batch_size: int) -> None:
-        if self.precision not in get_args(Precision):
-            raise ModelError(f"unknown precision {self.precision!r}; known: {', '.join(get_args(Precision))}")
+        check_precision(self.precision)
         self.module = unwrapped(self.module)
         check_engine(self.engine, self.device, self.precision)
         self.class_names = None if self.class_names is None else _checked_names(self.class_names)
@@ -81,7 +79,7 @@ class RunnableModel:
         self._num_classes: int | None = None
         self._is_probing = False
         self._is_changed = False  # rules are in force, which a copy of the module would not follow
-        self._forward_only = ForwardOnly(self.engine, self.output, self.score)
+        self._forward_only = ForwardOnly(self.engine, self.output, self.score, self.precision)
         self._known_outputs: dict[tuple[int, ...], Tensor] | None = None  # by the image's fingerprint, while sharing
         self._local = threading.local()  # of each thread: the pass that it keeps
 
@@ -189,9 +187,9 @@ class RunnableModel:
     def _may_use_copies(self) -> bool:
         if self.engine == "eager" or self._is_probing or self._is_changed:
             return False
-        is_plain = self.precision == "float32" and self.dtype == torch.float32
         # Whoever hooked into the module wants to see its passes, or to change them.
-        return is_plain and not any(part._forward_hooks or part._forward_pre_hooks for part in parts_of(self.module))
+        is_watched = any(part._forward_hooks or part._forward_pre_hooks for part in parts_of(self.module))
+        return self.dtype == torch.float32 and not is_watched
 
     def _outputs_once(self, inputs: Tensor, known: dict[tuple[int, ...], Tensor]) -> Tensor:
         """Outputs (B, K) of images of which only those are run that were not seen before."""
@@ -233,13 +231,13 @@ class RunnableModel:
             returned = self.module(inputs)
         outputs = read_outputs(returned, self.output)
         self._num_classes = self.score.num_classes(outputs)
-        return outputs.float() if outputs.dtype in _HALF.values() else outputs
+        return outputs.float() if outputs.dtype in HALF.values() else outputs
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision that was asked for; that of the weights while something is found out about the model."""
         if self.precision == "float32" or self._is_probing:
             return nullcontext()
-        return torch.autocast(self.device.type, _HALF[self.precision])
+        return torch.autocast(self.device.type, HALF[self.precision])
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
@@ -311,7 +309,7 @@ class RunnableModel:
     @property
     def rounding(self) -> float:
         """How far two ways to the same outputs may lie apart, relative to the largest, when nothing else differs."""
-        return 0.05 if self.dtype in _HALF.values() else 1e-3
+        return 0.05 if self.dtype in HALF.values() else 1e-3
 
     # Pixels and classes
 
