@@ -224,6 +224,7 @@ def main() -> None:
     parser.add_argument("--plain", type=int, help="photographs searched one image at a time too; all by default")
     parser.add_argument("--out", type=Path, help="a file of the lines of mda, which is added to")
     parser.add_argument("--precision", default="float32")
+    parser.add_argument("--engine", default="eager", help="what runs passes without gradients; see docs/models.md")
     parser.add_argument("--only", nargs="+", choices=["caap", "tis", "mda"], default=["caap", "tis", "mda"])
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -233,6 +234,7 @@ def main() -> None:
         weights=options.weights,
         pretrained=options.weights is not None,
         precision=options.precision,
+        engine=options.engine,
     )
     preprocessing = model.stated_preprocessing()
     files = photographs(options.images, options.limit) if options.images else options.image

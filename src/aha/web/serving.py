@@ -33,7 +33,7 @@ from aha.web.workbench import Workbench
 PORT = 8642
 _TOKEN_BYTES = 24
 _BACKLOG = 256
-_FIRST = "coffee.png"
+_FIRST = "camera.png"
 
 
 @dataclass(frozen=True)
