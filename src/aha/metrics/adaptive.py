@@ -97,13 +97,15 @@ def filled_in(places: Sequence[int], heights: Sequence[float]) -> NDArray[np.flo
 def recognition(places: Sequence[int], margins: Sequence[float]) -> NDArray[np.float64]:
     """How probable it is, at every step, that the margin of the class is above zero: 0 or 1 where it is known.
 
-    Between two known margins the others are those of a random walk that has to end there.
+    Between two known margins the others are those of a random walk that has to end there. Margins, in nats, are taken by
+    their inverse hyperbolic sine: how the classes that lose against another move among themselves says little about
+    whether one of them will win.
     """
-    known, values = np.asarray(places, dtype=float), np.asarray(margins, dtype=float)
+    known, values = np.asarray(places, dtype=float), np.arcsinh(margins)
     steps = np.arange(places[0], places[-1] + 1)
     gap = np.clip(np.searchsorted(known, steps, side="right") - 1, 0, len(known) - 2)
     before, after = known[gap], known[gap + 1]
-    spread = np.sqrt(_speeds(places, margins)[gap] * (steps - before) * (after - steps) / (after - before))
+    spread = np.sqrt(_speeds(places, values)[gap] * (steps - before) * (after - steps) / (after - before))
     line = np.interp(steps, known, values)
     is_open = spread > 0
     result: NDArray[np.float64] = (line > 0).astype(np.float64)
@@ -119,7 +121,7 @@ def recognition_errors(places: Sequence[int], margins: Sequence[float]) -> list[
     return list(np.add.reduceat(doubt[:-1], starts) / (places[-1] - places[0]))
 
 
-def _speeds(places: Sequence[int], values: Sequence[float]) -> NDArray[np.float64]:
+def _speeds(places: Sequence[int], values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
     """For each gap the variance of a walk's single step, from how far the values move in it and in its neighbours."""
     widths, moves = (np.diff(np.asarray(numbers, dtype=float)) for numbers in (places, values))
     padded, present = (np.pad(own, 1) for own in (moves**2 / widths, np.ones_like(widths)))
