@@ -97,9 +97,9 @@ def filled_in(places: Sequence[int], heights: Sequence[float]) -> NDArray[np.flo
 def recognition(places: Sequence[int], margins: Sequence[float]) -> NDArray[np.float64]:
     """How probable it is, at every step, that the margin of the class is above zero: 0 or 1 where it is known.
 
-    Between two known margins the others are those of a random walk that has to end there. Margins, in nats, are taken by
-    their inverse hyperbolic sine: how the classes that lose against another move among themselves says little about
-    whether one of them will win.
+    Between two known margins the others are those of a random walk that has to end there. Margins, in nats, are taken
+    by their inverse hyperbolic sine: how far ahead or behind a class is, when it is far, says little about when that
+    will change.
     """
     known, values = np.asarray(places, dtype=float), np.arcsinh(margins)
     steps = np.arange(places[0], places[-1] + 1)
