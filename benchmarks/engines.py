@@ -21,11 +21,12 @@ from aha.data.images import read_image
 from aha.demo import photographs
 from aha.models.copies import make_copy, usable_engines
 from aha.models.forward_only import ForwardOnly
+from aha.models.precision import Precision
 from aha.perturb.perturbation import blend
 
 
 def main(
-    spec: str = "timm:resnet18", weights: str = "", rows: str = "16", rounds: str = "5", precision: str = "float32"
+    spec: str = "timm:resnet18", weights: str = "", rows: str = "16", rounds: str = "5", precision: Precision = "float32"
 ) -> None:
     options: dict[str, Any] = {"weights": weights or None, "pretrained": bool(weights), "device": "cpu"}
     model = aha.load_model(spec, precision=precision, batch_size=int(rows), **options)
@@ -50,11 +51,11 @@ def main(
                 taken.append(time.process_time() - start)
     threads = torch.get_num_threads()
     print(f"{spec}, {precision}, {rows} images of {tuple(shown.shape[1:])}, {threads} thread(s), {rounds} rounds")
-    rounded = judge.change(expected, model.outputs(shown))
+    rounded = float(judge.changes(expected, model.outputs(shown)).max())
     print(f"{'eager':12} {statistics.median(seconds['eager']):.3f} s, probabilities within {rounded:.1e} of float32")
     for engine, found in copies.items():
         ratio = statistics.median(a / b for a, b in zip(seconds[engine], seconds["eager"], strict=True))
-        change = judge.change(expected, found(shown))
+        change = float(judge.changes(expected, found(shown)).max())
         print(f"{engine:12} {ratio:.2f} of eager, within {change:.1e}, built in {building[engine]:.0f} s")
 
 

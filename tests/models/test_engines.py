@@ -15,6 +15,8 @@ import aha
 from aha.errors import AhaWarning, ModelError
 from aha.models import TargetModel, copies, forward_only
 from aha.models.copies import FastCopy
+from aha.models.forward_only import ForwardOnly
+from aha.models.scores import load_score
 from fakes import randomised
 
 SIZE = 16
@@ -217,6 +219,18 @@ def test_auto_keeps_the_module_where_nothing_is_faster(
     model = aha.load_model(network(), engine="auto", batch_size=4)
     model.outputs(images(4))
     assert model.engine_facts["engine"] == "eager"
+
+
+def test_in_half_precision_the_odd_image_may_be_further_off() -> None:
+    """On the edge between two classes rounding tips over; a copy that is wrong is wrong for most images."""
+    judge = ForwardOnly("openvino", None, load_score("softmax"), "bfloat16")
+    expected = torch.zeros(16, 2)
+    found = expected.clone()
+    found[0, 0] = 1.0
+    assert judge.changes(expected, found).max() > 0.2 and not judge._why_too_far(judge.changes(expected, found))
+    assert "on average" in judge._why_too_far(judge.changes(expected, expected + torch.tensor([1.0, 0.0])))
+    exact = ForwardOnly("openvino", None, load_score("softmax"))
+    assert "more than 1e-04" in exact._why_too_far(exact.changes(expected, found))
 
 
 def test_results_of_an_engine_say_so(recorded: Callable[..., Recorder]) -> None:

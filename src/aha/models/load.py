@@ -95,7 +95,8 @@ def load_model(
         precision: float32, or bfloat16/float16 autocast for forward passes without gradients.
         engine: what runs forward passes without gradients: the module itself ("eager"), or a faster private copy of it:
             "compiled", "onnxruntime", "openvino", or "auto", the fastest of them once the work has proved long. A copy
-            that moves a probability by more than 1e-4 (.1 in bfloat16) is not used; `engine_facts` says what was.
+            that moves a probability by more than 1e-4 is not used (in bfloat16, .05 on average); `engine_facts` says
+            what was.
         batch_size: most images per forward pass; halved by itself when memory runs out.
     """
     if isinstance(model, TargetModel):
