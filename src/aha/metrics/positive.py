@@ -19,7 +19,7 @@ from aha.perturb.references import Reference
 
 Against = Literal["target", "label"]
 
-_COARSER = 3.5  # a number of jumps from nothing to all takes many more points to be as sure as an area under scores
+_COARSER = 4.0  # a number of jumps from nothing to all takes many more points to be as sure as an area under scores
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class AccuracyMetric(CurveMetric):
 
     Attributes:
         against: the class that counts as recognised: the explained one, or the true label as in Chefer et al.
-        tolerance: of adaptive steps: that of the score along the way; these numbers are sure to 3.5 times as much.
+        tolerance: of adaptive steps: that of the score along the way; these numbers are sure to 4 times as much.
     """
 
     against: Against = "target"
