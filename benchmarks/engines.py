@@ -26,7 +26,11 @@ from aha.perturb.perturbation import blend
 
 
 def main(
-    spec: str = "timm:resnet18", weights: str = "", rows: str = "16", rounds: str = "5", precision: Precision = "float32"
+    spec: str = "timm:resnet18",
+    weights: str = "",
+    rows: str = "16",
+    rounds: str = "5",
+    precision: Precision = "float32",
 ) -> None:
     options: dict[str, Any] = {"weights": weights or None, "pretrained": bool(weights), "device": "cpu"}
     model = aha.load_model(spec, precision=precision, batch_size=int(rows), **options)

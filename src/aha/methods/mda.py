@@ -51,8 +51,8 @@ class MDA(Method):
         window: candidates of each step; None for 2 sqrt(N).
         grid: patches per side; None for the model's own, or 14 of at least 8 pixels.
         screen: an approximation that is several times faster: of its candidates, each step asks only about so many,
-            those that the gradient of the response says add most; 4 is a good number. None asks about all of them, as
-            published, and needs no gradients.
+            those that the gradient of the response says add most, which is taken again after as many steps; 4 is a good
+            number. None asks about all of them, as published, and needs no gradients.
         insertion, deletion: what missing patches look like in the two phases.
     """
 
@@ -79,7 +79,7 @@ class MDA(Method):
         blocks = model.structure(size).blocks
         rows, columns = blocks[0].layout.grid if self.grid is None and blocks else (self.grid or CELLS,) * 2
         count = rows * columns
-        asked = min(count, self.screen + 2 if self.screen else self.window or 2 * math.isqrt(count) + 1)
+        asked = min(count, self.screen + 1 if self.screen else self.window or 2 * math.isqrt(count) + 1)
         guide = Cost() if self.guide is None else self.guide.cost(model, size)
         return guide.then(Cost(count * asked + 2 * count + 4, 64 * count**2))
 

@@ -83,16 +83,18 @@ def greedy(
     """Of `count` patches, the given `places` by how much each raises the response; it ends at `enough` (eq. 4).
 
     Each step looks at the `window` first that are free; of equal answers, the first wins. With `screen`, it asks only
-    about so many of them, those that `foresee` says add most.
+    about so many of them, those that `foresee` says add most; it is asked again after as many steps.
     """
-    left, taken = list(places), []
+    left, taken, foreseen = list(places), list[int](), torch.empty(0)
     shown = torch.zeros(1, count, dtype=torch.bool)
     response = float(ask(shown))
     while left and response < enough:
         with part(count - len(left), count - len(left) + 1, count):
             candidates = torch.tensor(left[:window])
             if screen is not None and foresee is not None and len(candidates) > screen:
-                best = foresee(shown)[candidates].topk(screen).indices
+                if len(taken) % screen == 0:
+                    foreseen = foresee(shown)
+                best = foreseen[candidates].topk(screen).indices
                 candidates = candidates[best.sort().values]
             answers = ask(shown.repeat(len(candidates), 1).scatter_(1, candidates[:, None], True))
         chosen = int(answers.argmax())
