@@ -113,7 +113,7 @@ def figure(by_model: dict[str, list[Result]], path: Path) -> None:
 
 def short(method: str) -> str:
     """A name for a figure: settings of how much is computed are left to the table."""
-    return "aha, T = 3" if method.startswith("aha(refine=3") else re.sub(r"\((\w+=\w+)\)$", "", method)
+    return "aha, T = 3" if method.startswith("aha(refine=3") else re.sub(r"\(\w+=.*\)$", "", method)
 
 
 def main() -> None:
