@@ -227,10 +227,14 @@ def test_in_half_precision_the_odd_image_may_be_further_off() -> None:
     expected = torch.zeros(16, 2)
     found = expected.clone()
     found[0, 0] = 1.0
-    assert judge.changes(expected, found).max() > 0.2 and not judge._why_too_far(judge.changes(expected, found))
-    assert "on average" in judge._why_too_far(judge.changes(expected, expected + torch.tensor([1.0, 0.0])))
+    assert judge.changes(expected, found).max() > 0.2
+    for _ in range(20):
+        assert not judge._why_too_far("openvino", judge.changes(expected, found))
+    wrong = judge.changes(expected, expected + torch.tensor([1.0, 0.0]))  # .23 off, every image
+    assert "on average, more than 2e-01" in judge._why_too_far("compiled", wrong)
+    assert any("more than 5e-02" in judge._why_too_far("openvino", wrong) for _ in range(10))  # after a good start
     exact = ForwardOnly("openvino", None, load_score("softmax"))
-    assert "more than 1e-04" in exact._why_too_far(exact.changes(expected, found))
+    assert "more than 1e-04" in exact._why_too_far("openvino", exact.changes(expected, found))
 
 
 def test_results_of_an_engine_say_so(recorded: Callable[..., Recorder]) -> None:

@@ -30,8 +30,10 @@ MOST_CHANGE = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
 
 In float32 that is the largest change of all images; rounding stays below a tenth of it. In half precision a network's
 own answers are off by a hundredth as a rule, and by a tenth for the odd image on the edge between two classes; so there
-it is the mean over images of each one's largest change.
+it is the mean over all images that were compared of each one's largest change, and four times as much while they are
+few and may all be views of one picture.
 """
+_FEW = 256  # images
 
 _PATIENCE = 60.0  # seconds of plain passes before engines are tried: about what trying them costs
 _WORTHWHILE = 0.95  # of the plain time; what gains less is not worth another rounding
@@ -59,6 +61,7 @@ class ForwardOnly:
         self._copies: dict[tuple[int, ...], FastCopy | None] = {}
         self._spent: defaultdict[tuple[int, ...], float] = defaultdict(float)
         self._runs: defaultdict[tuple[int, ...], int] = defaultdict(int)
+        self._changes: defaultdict[str, list[float]] = defaultdict(list)  # of each image that was compared, by engine
 
     def facts(self) -> dict[str, Any]:
         """What a manifest says: what ran the passes, and the largest change of a probability that was seen."""
@@ -95,6 +98,7 @@ class ForwardOnly:
             self._made_of = weights
             self._copies.clear()
             self._runs.clear()
+            self._changes.clear()
 
     def _choose(self, inputs: Tensor, plain: Run, module: nn.Module, rows: int) -> FastCopy | None:
         example = torch.cat([inputs] * -(-rows // len(inputs)))[:rows]
@@ -121,7 +125,7 @@ class ForwardOnly:
         except Exception as error:  # compilers and exporters raise whatever they like; the network itself still runs
             self.left_out[engine] = next(iter(str(error).strip().splitlines()), type(error).__name__)
             return None
-        if why := self._why_too_far(changes):
+        if why := self._why_too_far(engine, changes):
             self.left_out[engine] = why
             return None
         return found
@@ -133,7 +137,7 @@ class ForwardOnly:
             return outputs
         expected = plain(inputs)
         changes = self.changes(expected, outputs)
-        if why := self._why_too_far(changes):
+        if why := self._why_too_far(found.engine, changes):
             self._copies[shape], self.left_out[found.engine] = None, why
             self._say(f"the engine {found.engine} is not used any more: {why}")
             return expected
@@ -150,13 +154,17 @@ class ForwardOnly:
         a, b = (x.double().sigmoid() if alone else x.double().softmax(dim=1) for x in (expected, found))
         return (a - b).abs().amax(dim=1)
 
-    def _why_too_far(self, changes: Tensor) -> str:
-        """Why a copy with these changes (B,) cannot be used; empty if it can."""
-        most, is_full = MOST_CHANGE[self.precision], self.precision == "float32"
-        change = float(changes.max() if is_full else changes.mean())
-        if change <= most:
-            return ""
-        return f"it changes a probability by {change:.1e}{'' if is_full else ' on average'}, more than {most:.0e}"
+    def _why_too_far(self, engine: str, changes: Tensor) -> str:
+        """Why a copy with these changes (B,), besides those before, cannot be used; empty if it can."""
+        known = self._changes[engine]
+        known.extend(changes.tolist())
+        most = MOST_CHANGE[self.precision]
+        if self.precision == "float32":
+            change, how = float(changes.max()), ""
+        else:
+            change, how = sum(known) / len(known), " on average"
+            most *= 4 if len(known) < _FEW else 1
+        return "" if change <= most else f"it changes a probability by {change:.1e}{how}, more than {most:.0e}"
 
     def _say(self, text: str) -> None:
         warnings.warn(text, AhaWarning, stacklevel=2)
