@@ -210,12 +210,14 @@ def main() -> None:
     )
     files = sorted(path for path in options.images.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
     order = np.random.default_rng(0).permutation(len(files))[: options.limit]  # a smaller choice is part of a larger
+    named = options.method or METHODS
+    count = min(options.methods or len(named), len(named))
     for turn, place in enumerate(order):
-        named = options.method or METHODS
-        count = len(named) if options.methods is None else options.methods
-        for number in range(count):
-            method = named[(turn * count + number) % len(named)]
-            chosen = REFERENCES if options.references == "all" else [REFERENCES[(turn + number) % len(REFERENCES)]]
+        for number in range(turn * count, (turn + 1) * count):
+            rounds, own = divmod(number, len(named))
+            method = named[own]
+            # Not the same reference for a method each time it has its turn.
+            chosen = REFERENCES if options.references == "all" else [REFERENCES[(rounds + own) % len(REFERENCES)]]
             chosen = [r for r in chosen if (files[place].name, method, str(r)) not in done]
             if chosen:
                 new = list(measured(model, files[place], method, chosen))

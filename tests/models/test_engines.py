@@ -97,12 +97,13 @@ class Recorder:
     """Stands in for the makers of copies: a copy is the module itself, slightly off, and counts its runs."""
 
     def __init__(self, error: float = 0.0) -> None:
-        self.error, self.made, self.runs = error, 0, 0
+        self.error, self.made, self.runs, self.precisions = error, 0, 0, set[str]()
 
     def __call__(
         self, engine: str, module: nn.Module, output: object, example: Tensor, precision: str = "float32"
     ) -> FastCopy:
         self.made += 1
+        self.precisions.add(precision)
         private = copy.deepcopy(module)
 
         def run(inputs: Tensor) -> Tensor:
@@ -219,6 +220,13 @@ def test_auto_keeps_the_module_where_nothing_is_faster(
     model = aha.load_model(network(), engine="auto", batch_size=4)
     model.outputs(images(4))
     assert model.engine_facts["engine"] == "eager"
+
+
+def test_an_engine_is_told_the_precision_of_the_model(recorded: Callable[..., Recorder]) -> None:
+    for precision in ("float32", "bfloat16"):
+        recorder = recorded()
+        aha.load_model(network(), engine="compiled", precision=precision, batch_size=4).outputs(images(4))
+        assert recorder.precisions == {precision}
 
 
 def test_in_half_precision_the_odd_image_may_be_further_off() -> None:
