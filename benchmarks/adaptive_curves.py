@@ -2,12 +2,14 @@
 
     OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive python benchmarks/adaptive_curves.py --model timm:resnet18
         --weights FILE --images FOLDER --out FOLDER [--limit 100] [--method NAME]... [--methods 1] [--references turn]
+        [--protocol NAME]
 
 The full curves of every map are measured once and kept, a line of OUT/rows.jsonl for each image, method and reference,
 so that the same command continues an interrupted run, and more methods or a larger limit add to it. The metrics of
 `aha-adaptive` are then run on the kept answers, which gives their numbers and what they would have asked of the model,
-without asking again: `--limit 0` prints the table of what there is, also after a change of the adaptive steps, and with
-`--tolerance T` for another tolerance than the protocol's.
+without asking again: `--limit 0` prints the table of what there is, also after a change of the adaptive steps, with
+`--tolerance T` for another tolerance than the protocol's, and with `--protocol NAME` for another protocol, such as
+`quick` with its 32 steps or `quick-adaptive`; the passes are shares of those that `aha` takes.
 `--check N` shows N of the maps to the model again, adaptively, and prints by how much that differs.
 
 `--methods N` explains each photograph by N of the methods, the next ones for each photograph.
@@ -45,9 +47,14 @@ from aha.perturb.perturbation import step_counts
 from aha.perturb.references import Reference
 
 METHODS = ["grad_cam", "gradient", "integrated_gradients(steps=10)", "random_map", "edge_map", "center_map"]
-FULL, ADAPTIVE = (
-    [m for m in PROTOCOLS[name].metrics if isinstance(m, CurveMetric)] for name in ("aha", "aha-adaptive")
-)
+
+
+def curve_metrics(protocol: str) -> list[CurveMetric]:
+    """What a protocol reads off perturbation curves."""
+    return [metric for metric in PROTOCOLS[protocol].metrics if isinstance(metric, CurveMetric)]
+
+
+FULL = curve_metrics("aha")
 REFERENCES = FULL[0].references
 STEPS = 224
 Row = dict[str, Any]
@@ -94,8 +101,7 @@ def measured(model: TargetModel, file: Path, method: str, references: Sequence[R
 def replayed(model: TargetModel, rows: Sequence[Row], metrics: Sequence[CurveMetric]) -> tuple[Numbers, int]:
     """Numbers of one map, from the answers in the lines of its references, and the images that would have been shown.
 
-    Counted as for one map of one image: the clean image, each reference, and, since the whole protocols show them too,
-    the image seen through the map for each reference.
+    Counted as for one map of one image, with the clean image and each reference.
     """
     references = tuple(r for r in REFERENCES if str(r) in {row["reference"] for row in rows})
     blank = torch.zeros(rows[0]["pixels"])
@@ -115,7 +121,7 @@ def replayed(model: TargetModel, rows: Sequence[Row], metrics: Sequence[CurveMet
             asked.add(p)
     numbers = {(value.column, value.reference): value.value for metric in own for value in metric(case)}
     inner = sum(p.count != 0 for p in asked)
-    return numbers, inner + 1 + 2 * len(references)
+    return numbers, inner + 1 + len(references)
 
 
 def lenient(metrics: Sequence[CurveMetric]) -> list[CurveMetric]:
@@ -132,7 +138,7 @@ def by_map(rows: Sequence[Row]) -> list[list[Row]]:
     return [list(own) for _, own in groupby(sorted(rows, key=key), key)]
 
 
-def table(model: TargetModel, rows: Sequence[Row], adaptive: Sequence[CurveMetric]) -> Iterator[str]:
+def table(model: TargetModel, rows: Sequence[Row], chosen: Sequence[CurveMetric]) -> Iterator[str]:
     """What the differences are: of averages where all references were measured, and of single ones."""
     yield "| of | number | n | mean difference | its error | mean size | 95 % below | within 0.005 | passes |"
     yield "|---|---|---|---|---|---|---|---|---|"
@@ -140,19 +146,19 @@ def table(model: TargetModel, rows: Sequence[Row], adaptive: Sequence[CurveMetri
     whole = [own for own in maps if len(own) == len(REFERENCES)]
     # With all references each map of one is judged too: what stands in the tables of the protocol is theirs as well.
     readings = [
-        ("three references", whole, adaptive),
-        ("one reference, alone", [[row] for row in rows], adaptive),
-        ("one reference, as one of three", [[row] for row in rows], lenient(adaptive)),
+        ("three references", whole, chosen),
+        ("one reference, alone", [[row] for row in rows], chosen),
+        ("one reference, as one of three", [[row] for row in rows], lenient(chosen)),
     ]
     for name, groups, metrics in readings:
         apart: dict[str, list[float]] = defaultdict(list)
         shown, all_of_them = 0, 0
         for group in groups:
-            (full, every), (ours, asked) = (replayed(model, group, chosen) for chosen in (FULL, metrics))
+            (full, every), (ours, asked) = (replayed(model, group, own) for own in (FULL, metrics))
             shown, all_of_them = shown + asked, all_of_them + every
-            for (column, reference), value in full.items():
+            for (column, reference), value in ours.items():
                 if len(group) == 1 or reference == AVERAGE:
-                    apart[column].append(ours[column, reference] - value)
+                    apart[column].append(value - full[column, reference])
         for column, differences in apart.items():
             n, sizes = len(differences), np.abs(differences)
             cells = f"{np.mean(differences):+.5f} | {np.std(differences) / n**0.5:.5f} | {sizes.mean():.5f}"
@@ -160,18 +166,18 @@ def table(model: TargetModel, rows: Sequence[Row], adaptive: Sequence[CurveMetri
             yield f"| {name} | {column} | {n} | {cells} | {tail} |"
 
 
-def check(model: TargetModel, images: Path, rows: Sequence[Row], count: int) -> None:
+def check(model: TargetModel, images: Path, rows: Sequence[Row], chosen: Sequence[CurveMetric], count: int) -> None:
     """Shows the model what the metrics ask for, map by map, and compares with what the kept answers gave."""
     for own in by_map(rows)[:count]:
         references = tuple(r for r in REFERENCES if str(r) in {row["reference"] for row in own})
-        metrics = [replace(metric, references=references) for metric in ADAPTIVE]
+        metrics = [replace(metric, references=references) for metric in chosen]
         inputs = next(iter_batches(model, [images / own[0]["image"]], 1)).inputs
         found = aha.explain(model, inputs, own[0]["method"])
         targets = [[int(found.targets[0])]]
         before = model.passes["forward"]
         scores = aha.evaluate(model, inputs, found.maps, metrics, targets=targets)
-        shown = model.passes["forward"] - before + len(references)  # the map's own view of the image was left out
-        expected, asked = replayed(model, own, ADAPTIVE)
+        shown = model.passes["forward"] - before
+        expected, asked = replayed(model, own, chosen)
         worst = max(abs(row.value - expected[row.metric, row.reference]) for row in scores.rows)
         print(
             f"{own[0]['image']} {own[0]['method']}: {shown} images shown, {asked} replayed, numbers {worst:.1e} apart"
@@ -191,7 +197,8 @@ def main() -> None:
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--engine", default="eager", help="what runs passes without gradients; see docs/models.md")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--tolerance", type=float, default=ADAPTIVE[0].tolerance)
+    parser.add_argument("--protocol", default="aha-adaptive", help="what is compared with `aha`")
+    parser.add_argument("--tolerance", type=float, help="another one than the protocol's")
     parser.add_argument("--check", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -224,10 +231,13 @@ def main() -> None:
                 with store.open("a") as file:
                     file.writelines(json.dumps(row) + "\n" for row in new)
                 rows += new
+    chosen_metrics = curve_metrics(options.protocol)
+    if options.tolerance:
+        chosen_metrics = [replace(metric, tolerance=options.tolerance) for metric in chosen_metrics]
     if options.check:
-        check(model, options.images, rows, options.check)
+        check(model, options.images, rows, chosen_metrics, options.check)
         return
-    for text in table(model, rows, [replace(metric, tolerance=options.tolerance) for metric in ADAPTIVE]):
+    for text in table(model, rows, chosen_metrics):
         print(text)
 
 
