@@ -49,8 +49,8 @@ _define(
 )
 _define(
     "quick-adaptive",
-    "As near to the `aha` curves as `quick` comes, with half as many images: some of the 224 steps, chosen by the curves "
-    "themselves, until the average over the references is sure to 0.003 by its own estimate.",
+    "As near to the `aha` curves as `quick` comes, with half as many images: some of the 224 steps, chosen by the "
+    "curves themselves, until the average over the references is sure to 0.003 by its own estimate.",
     *(f"{name}(steps='adaptive', tolerance=0.003, {_THREE})" for name in _AREAS),
 )
 _define(
