@@ -136,3 +136,14 @@ def test_nothing_stays_behind_on_success_or_failure(images: Tensor) -> None:
 
 def test_residuals_outside_of_blocks_give_no_tokens() -> None:
     assert "tokens" not in load_model(randomised(LinearPatchViT())).structure((SIZE, SIZE)).capabilities
+
+
+def test_derivatives_through_all_blocks_are_counted_as_a_backward_pass(images: Tensor) -> None:
+    model = load_model(tiny_vit())  # of two blocks
+    trace = model.trace(images, attention=True, tokens=True)
+    counts = []
+    for block in (0, 1, 0):
+        after = trace.tokens[block + 1]
+        trace.vjp(after, torch.ones_like(after), trace.attention[block])
+        counts.append(model.passes["backward"])
+    assert counts == [4, 4, 8]

@@ -80,6 +80,7 @@ class Trace:
     attention: list[Tensor] = field(default_factory=list)
     middles: list[Tensor] = field(default_factory=list)
     slopes: dict[tuple[object, ...], tuple[Tensor, int, Tensor]] | None = None  # of a kept pass: gradients, their time
+    block_derivatives: int = 0  # taken so far, each through one block
 
     def scores(self, classes: Tensor) -> Tensor:
         """The explained score (B,) of each image's class."""
@@ -107,9 +108,20 @@ class Trace:
             return _slopes(self.scores(classes).sum(), tensors)
 
     def vjp(self, output: Tensor, cotangent: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Gradient of `(output * cotangent).sum()`, with `output` a traced tensor, with respect to traced tensors."""
+        """Gradient of `(output * cotangent).sum()`, with `output` a traced tensor, with respect to traced tensors.
+
+        Meant for a block's output and what lies inside the block.
+        """
+        self._count_block(len(cotangent))
         with autograd(True):
             return _slopes(output, tensors, cotangent)
+
+    def _count_block(self, images: int) -> None:
+        """Derivatives through single blocks: as many as there are blocks are counted as a backward pass."""
+        if self.block_derivatives % max(1, len(self.structure.blocks)) == 0:
+            checkpoint(images, self.passes)
+            self.passes["backward"] += images
+        self.block_derivatives += 1
 
     def to_grid(self, values: Tensor) -> Tensor:
         """Token values (B, T) as a map (B, h, w), without the prefix tokens."""
@@ -149,7 +161,7 @@ class SharedTrace(Trace):
         shared = cls(trace.score, trace.structure, trace.readout, trace.passes)
         shared._whole, shared._where, shared._rounds, shared._sources = trace, where, occurrences(where), {}
         for entry in fields(trace):
-            if entry.name not in ("score", "structure", "readout", "passes", "spared", "slopes"):
+            if entry.name not in ("score", "structure", "readout", "passes", "spared", "slopes", "block_derivatives"):
                 setattr(shared, entry.name, shared._copied(getattr(trace, entry.name)))
         return shared
 
@@ -180,7 +192,8 @@ class SharedTrace(Trace):
         return self._in_rounds(total, tensors)
 
     def vjp(self, output: Tensor, cotangent: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """As in any trace; one backward pass per round."""
+        """As in any trace; one derivative per round."""
+        self._count_block(len(cotangent))
         source = self._source(output)
 
         def part(rows: Tensor) -> tuple[Tensor, Tensor]:
