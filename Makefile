@@ -7,7 +7,7 @@ OUT ?= demo-gallery
 # Several PyTorch processes on few cores slow each other badly unless idle threads sleep.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test slow check docs format benchmarks clean
+.PHONY: demo test slow check docs format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/aha demo --out $(OUT)

@@ -23,6 +23,11 @@ from study_results import BASE, FORMER_PROTOCOL, NAMES, SUMMARY, Result, former_
 
 from aha.bench import read_run
 
+ORDER = f"""Sorted by the difference to `{BASE}` on the photographs that both were measured on, whose number stands in
+brackets where it is smaller than *n*. Deletion, Insertion and Ins-Del are means over a method's own *n* photographs, so
+that methods of different *n* are compared by the difference, not by them.
+
+"""
 COLUMNS = 2  # networks beside each other in the figure
 NAME_WIDTH, NAME_HEIGHT = math.log(5), 0.019  # of a name in the figure: a factor of passes, a share of the values
 COLOURS = {
@@ -43,7 +48,8 @@ def tables(results: list[Result]) -> str:
         own = [result for result in results if result.protocol == protocol]
         least, most = (pick(r.n for r in own) for pick in (min, max))
         heading = "An earlier, smaller study: " if protocol == FORMER_PROTOCOL else "Protocol "
-        parts.append(f"{heading}{protocol}, {least} to {most} photographs.\n\n{table(own)}")
+        photographs = f"{least} to {most}" if least < most else f"{most}"
+        parts.append(f"{heading}{protocol}, {photographs} photographs.\n\n{table(own)}")
     return "\n".join(parts)
 
 
@@ -59,7 +65,7 @@ def table(results: list[Result]) -> str:
             f"{r.deletion:.3f}",
             f"{r.insertion:.3f}",
             f"{r.ins_del:.3f} ± {r.ins_del_se:.3f}",
-            "" if r.method == BASE else f"{r.gap:+.3f} ± {r.gap_se:.3f}",
+            "" if r.method == BASE else _difference(r),
             f"{r.seconds:.2f}",
             f"{r.forward:.0f} + {r.backward:.0f}",
             *([_share(r.headroom), _share(r.worst_tenth)] if measured else []),
@@ -69,6 +75,11 @@ def table(results: list[Result]) -> str:
     oracle = next((r.oracle for r in results if r.oracle), "")
     note = f"\nHeadroom: 0 is `random_map`, 1 is what `{oracle}` found on the same photograph.\n" if oracle else ""
     return markdown(heads, rows) + note
+
+
+def _difference(result: Result) -> str:
+    of = f" ({result.common})" if 0 < result.common < result.n else ""
+    return f"{result.gap:+.3f} ± {result.gap_se:.3f}{of}"
 
 
 def _share(value: float) -> str:
@@ -129,7 +140,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     write_summary(args.out / SUMMARY, by_model)
     parts = [f"## {name}\n\n{tables(own)}" for name, own in by_model.items()]
-    (args.out / "tables.md").write_text("# All numbers\n\n" + "\n".join(parts), encoding="utf-8")
+    (args.out / "tables.md").write_text("# All numbers\n\n" + ORDER + "\n".join(parts), encoding="utf-8")
     figure(by_model, args.out / "quality_over_cost.svg")
     (args.out / "papers.md").write_text(papers_page(args.runs, args.out / "papers.md", by_model), encoding="utf-8")
 

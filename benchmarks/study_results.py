@@ -52,6 +52,7 @@ class Result:
     worst_tenth: float = math.nan
     oracle: str = ""
     protocol: str = FORMER_PROTOCOL
+    common: int = 0  # photographs that Grad-CAM was measured on too; 0 where it was not noted
 
 
 def results_of(name: str, group: Group) -> list[Result]:
@@ -83,6 +84,7 @@ def results_of(name: str, group: Group) -> list[Result]:
                 statistics.mean(shares[image] for image in worst_tenth(shares)) if shares else math.nan,
                 reached.oracle if reached else "",
                 protocol,
+                gap.n,
             )
         )
     return sorted(found, key=lambda result: -result.gap)
@@ -108,7 +110,8 @@ def former_results(file: Path) -> dict[str, list[Result]]:
             for f in fields(Result)
             if line.get(f.name)
         }
-        found.setdefault(line["model"], []).append(Result(**{**values, "n": int(line["n"])}))  # type: ignore[arg-type]
+        counts = {name: int(line.get(name) or 0) for name in ("n", "common")}
+        found.setdefault(line["model"], []).append(Result(**{**values, **counts}))  # type: ignore[arg-type]
     return found
 
 

@@ -56,8 +56,9 @@ def scores() -> str:
 
 
 def _score_table(rows: Iterable[dict[str, str]]) -> str:
-    heads = ("method", "Ins-Del ↑", "Deletion ↓", "Insertion ↑", "seconds", "forward", "backward", "n")
-    ordered = sorted(rows, key=lambda row: -float(row["ins_del"]))
+    heads = ("method", "against `grad_cam`", "Ins-Del ↑", "Deletion ↓", "Insertion ↑", "passes", "n", "protocol")
+    # Values of different protocols and photographs cannot be compared; differences on common photographs can.
+    ordered = sorted(rows, key=lambda row: -float(row["gap"]))
     return table(heads, [_score_cells(row) for row in ordered])
 
 
@@ -65,13 +66,13 @@ def _score_cells(row: dict[str, str]) -> tuple[str, ...]:
     error = f" ± {float(row['ins_del_se']):.3f}" if row.get("ins_del_se") else ""
     return (
         f"`{row['method']}`",
+        f"{float(row['gap']):+.3f} ± {float(row['gap_se']):.3f}",
         f"{float(row['ins_del']):.3f}{error}",
         f"{float(row['deletion']):.3f}",
         f"{float(row['insertion']):.3f}",
-        row.get("seconds", ""),
-        row.get("forward", ""),
-        row.get("backward", ""),
+        f"{float(row['forward']):.0f} + {float(row['backward']):.0f}",
         row["n"],
+        row["protocol"],
     )
 
 

@@ -20,9 +20,10 @@ DOCS = Path(__file__).parents[1] / "docs"
 if not DOCS.is_dir():
     pytest.skip("the documentation is part of the source tree, not of the package", allow_module_level=True)
 
-SCORES = """model,method,n,deletion,insertion,ins_del,ins_del_se,seconds,forward,backward
-timm:resnet18,random_map,10,0.133,0.133,0.0,0.001,0.1,0,0
-timm:resnet18,grad_cam,10,0.137,0.483,0.346,0.014,0.2,1,1
+# By its values alone the one of the other protocol and photographs would stand first.
+SCORES = """model,method,n,deletion,insertion,ins_del,ins_del_se,gap,gap_se,forward,backward,protocol
+timm:resnet18,rise,4,0.1,0.5,0.4,0.02,-0.05,0.03,500.0,0.0,ins_del in 8 steps
+timm:resnet18,grad_cam,10,0.137,0.483,0.346,0.014,0.0,0.0,1.0,1.0,quick
 """
 
 
@@ -79,5 +80,5 @@ def test_scores_are_shown_best_first_where_there_are_any(
     (tmp_path / "scores_summary.csv").write_text(SCORES)
     shown = hooks.scores()
     assert "**timm:resnet18**" in shown
-    assert "| 0.346 ± 0.014 | 0.137 | 0.483 |" in shown
-    assert shown.index("`grad_cam`") < shown.index("`random_map`")
+    assert "| 0.346 ± 0.014 | 0.137 | 0.483 | 1 + 1 | 10 | quick |" in shown
+    assert shown.index("`grad_cam`") < shown.index("`rise`") and "-0.050 ± 0.030" in shown

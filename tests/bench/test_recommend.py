@@ -14,21 +14,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from typer.testing import CliRunner
 from worlds import make_data
 
 import aha
 from aha.bench.budget import SPENT, Account, Budget, BudgetSpent, metered, read_duration
-from aha.bench.race import RACE, Race
+from aha.bench.race import RACE, Race, faithfulness, own_group, ranking
 from aha.bench.recommend import candidates, outlook, prepare
-from aha.bench.recommendation import recommendation
+from aha.bench.recommendation import Recommendation, recommendation
 from aha.cli import app
 from aha.errors import DamageWarning, OutputError, SpecError
 from aha.methods import METHODS
 from aha.methods.base import Method
 from aha.models import TargetModel, load_model
-from fakes import SIZE
+from fakes import SIZE, TinyCNN, randomised
 
 HERE = Path(__file__).parent
 _PATIENCE = 300  # seconds; a busy machine is slow, not wrong
@@ -106,7 +107,7 @@ def test_the_planted_best_is_found_for_less_than_the_budget(fakes: list[str], ph
     assert found.sentence.startswith("Use fake_5: +")
     assert max(s.n for s in found.standings) > min(s.n for s in found.standings), "all were judged alike: no race"
     assert found.standings[0].n == max(s.n for s in found.standings)
-    assert 'aha.explain("module:Corner", "PICTURE.jpg", "fake_5")' in found.to_markdown()
+    assert 'aha.explain(model, "PICTURE.jpg", "fake_5", target=0)' in found.to_markdown()
     page = found.page.read_text()
     assert "Use fake_5: +" in page
     assert "Where the best methods disagree" in page and "data:image/" in page
@@ -129,7 +130,7 @@ def test_a_second_time_computes_nothing_and_a_larger_budget_goes_on(
     assert sum(model.passes.values()) > before
     assert Account(out).passes <= 4000
     assert max(s.n for s in more.standings) > max(s.n for s in first.standings)
-    with pytest.raises(OutputError, match="another model"):
+    with pytest.raises(OutputError, match="another target"):
         aha.recommend(model, photos, passes=1800, methods=fakes[:6], target="1", out=out)
 
 
@@ -152,6 +153,100 @@ def test_no_budget_is_overrun(fakes: list[str], photos: str, tmp_path: Path, bud
     assert Account(out).passes <= budget
 
 
+class Counted(TinyCNN):
+    """Counts the images that it sees, and its copies too."""
+
+    seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.seen += len(x)
+        return super().forward(x)
+
+
+def test_randomised_copies_of_the_model_are_paid_for(photos: str, tmp_path: Path) -> None:
+    model = load_model(randomised(Counted()), input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3, fit="squash")
+    model.structure((3, SIZE, SIZE))  # what is tried out once is nobody's cost
+    Counted.seen, budget = 0, 3000
+    aha.recommend(model, photos, passes=budget, methods=["rise(n=200)", "random_map"], out=tmp_path / "race")
+    paid = Account(tmp_path / "race").passes
+    assert 0.5 * budget < paid <= budget
+    assert Counted.seen <= paid + 8
+
+
+def test_what_was_too_expensive_wins_where_there_is_more_to_spend(
+    fakes: list[str], photos: str, tmp_path: Path
+) -> None:
+    model, out, best = corner_model(), tmp_path / "race", "fake_11(passes=600)"
+    options = {"methods": [*fakes[:3], best], "target": "0", "out": out}
+    small = aha.recommend(model, photos, passes=1200, **options)  # type: ignore[arg-type]
+    assert "share of the budget" in small.left[best]
+    large = aha.recommend(model, photos, passes=40_000, **options)  # type: ignore[arg-type]
+    alone = aha.recommend(model, photos, passes=40_000, **(options | {"out": tmp_path / "alone"}))  # type: ignore[arg-type]
+    assert large.method == alone.method == best
+    assert large.standings[0].n == alone.standings[0].n > 2 and large.confidence > 0.95
+    assert Account(out).passes <= 40_000
+
+
+def test_pictures_that_have_changed_are_scored_anew(fakes: list[str], photos: str, tmp_path: Path) -> None:
+    model, out = corner_model(), tmp_path / "race"
+    options = {"methods": fakes[:4], "target": "0", "out": out}
+    aha.recommend(model, photos, passes=1500, **options)  # type: ignore[arg-type]
+    for file in (tmp_path / "photos").glob("*.png"):
+        Image.open(file).transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(file)
+    with pytest.raises(SpecError, match="were spent in"):
+        aha.recommend(model, photos, passes=1500, **options)  # type: ignore[arg-type]
+    spent = Account(out).passes
+    found = aha.recommend(model, photos, passes=spent + 2000, **options)  # type: ignore[arg-type]
+    alone = aha.recommend(model, photos, passes=9000, **(options | {"out": tmp_path / "alone"}))  # type: ignore[arg-type]
+    race = Race.read(out)
+    assert race is not None
+    ours, theirs = (
+        faithfulness(own_group(place, read)) for place, read in ((out, race), (tmp_path / "alone", _race(alone)))
+    )
+    for method, values in ours.items():
+        assert values and all(
+            theirs[method][image] == value for image, value in values.items() if image in theirs[method]
+        )
+    assert found.method == alone.method
+
+
+def _race(found: Recommendation) -> Race:
+    race = Race.read(found.folder)
+    assert race is not None
+    return race
+
+
+def test_luck_with_few_images_wins_nothing() -> None:
+    """C left after two images on which everybody did well; leads are taken over B, which has most images."""
+    values = {
+        "B": {(str(i), 0): 0.1 for i in range(16)},
+        "A": {(str(i), 0): 0.3 if i < 2 else 0.12 for i in range(15)},
+        "C": {(str(i), 0): 0.29 for i in range(2)},
+    }
+    assert ranking(values, ["B", "C", "A"]) == ["A", "B", "C"]
+
+
+def test_a_method_that_does_not_fit_is_named(fakes: list[str], photos: str, tmp_path: Path) -> None:
+    found = aha.recommend(
+        corner_model(), photos, passes=1500, methods=[*fakes[:2], "legrad"], target="0", out=tmp_path / "race"
+    )
+    assert "attention" in found.left["legrad"] and "legrad" in found.to_markdown()
+    with pytest.raises(SpecError, match="at least two methods that fit"):
+        aha.recommend(corner_model(), photos, passes=1500, methods=["fake_0", "legrad"], out=tmp_path / "other")
+
+
+def test_where_all_fail_the_reasons_are_told(photos: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Tensor:
+        raise RuntimeError("out of luck")
+
+    for name in ("center_map", "edge_map"):
+        monkeypatch.setattr(METHODS[name], "__call__", fail)
+    with pytest.raises(OutputError, match="out of luck"):
+        aha.recommend(
+            corner_model(), photos, passes=1500, methods=["center_map", "edge_map"], target="0", out=tmp_path / "race"
+        )
+
+
 def test_a_hopeless_budget_is_refused_before_anything_is_spent(fakes: list[str], photos: str, tmp_path: Path) -> None:
     racing = prepare(corner_model(), photos, passes=500, methods=fakes, target="0", out=tmp_path / "race")
     with pytest.raises(SpecError, match=r"500 passes are too few for 12 methods; allow at least 211"):
@@ -168,6 +263,7 @@ def test_slow_methods_are_out_where_maps_must_be_fast(fakes: list[str], photos: 
     assert all("more than" in why for why in race.out.values())
     assert all(standing.out for standing in found.standings)
     assert found.sentence.startswith("No method is left")
+    assert found.method is None and found.call == "" and "Ruled out: fake_3 (a map takes" in found.to_markdown()
     other = aha.recommend(corner_model(), photos, passes=1500, methods=fakes[:4], target="0", out=tmp_path / "race")
     assert other.sentence.startswith("Use "), "without the limit they are back"
 
@@ -209,7 +305,7 @@ def test_a_race_survives_being_killed(photos: str, tmp_path: Path) -> None:
 def test_a_metered_model_stops_before_it_spends_too_much(tmp_path: Path) -> None:
     model, account = corner_model(), Account(tmp_path)
     inputs = torch.zeros(4, 3, SIZE, SIZE)
-    with metered(model, account, passes=10, seconds=1e9):
+    with metered(account, passes=10, seconds=1e9):
         model.outputs(inputs)
         model.outputs(inputs)
         with pytest.raises(BudgetSpent):
@@ -218,7 +314,7 @@ def test_a_metered_model_stops_before_it_spends_too_much(tmp_path: Path) -> None
     assert (tmp_path / SPENT).read_text().split()[0] == "8"
     model.outputs(inputs)
     assert account.passes == 8, "what is done outside is not counted"
-    with metered(model, account, passes=100, seconds=0), pytest.raises(BudgetSpent):
+    with metered(account, passes=100, seconds=0), pytest.raises(BudgetSpent):
         model.outputs(inputs)
 
 

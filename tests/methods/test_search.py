@@ -18,6 +18,7 @@ from aha.methods.search import Search, as_map, divided, starting_guide
 from aha.metrics import Case, Sample
 from aha.metrics.ins_del import InsDel
 from aha.models import TargetModel, load_model
+from aha.perturb.partitions import Patches
 from aha.perturb.perturbation import area
 from aha.perturb.references import Black
 from fakes import SIZE, TinyCNN, plain_module, randomised
@@ -104,6 +105,17 @@ def test_more_budget_gives_better_orders_on_average(polish: str) -> None:
         means.append(sum(values) / len(values))
     assert means == sorted(means)
     assert means[-1] > means[0]
+
+
+def test_annealing_ends_where_nothing_more_can_be_asked() -> None:
+    """Questions come in pairs: of an odd budget one is always left."""
+    game = PartGame([1 / 9] * 9, "ins_del")
+    search = OrderSearch(game, list(range(9)), 101, "anneal")
+    answers, rounds = answers_of(9, 0), 0
+    for wanted in search.run():
+        rounds += 1
+        game.answers |= {subset: float(answers[subset]) for subset in wanted}
+    assert search.asked <= 101 and rounds < 200
 
 
 def test_an_order_is_never_worse_than_the_first() -> None:
@@ -264,6 +276,24 @@ def test_bad_settings_are_refused(text: str, words: str) -> None:
 def test_a_budget_that_is_too_small_says_what_it_takes(model: TargetModel, images: Tensor) -> None:
     with pytest.raises(SpecError, match=r"takes 422"):
         aha.explain(model, images.double(), Search(budget=50, parts=load_method("lime").parts, reference=Black()))
+
+
+def test_one_curve_takes_half_of_the_budget(model: TargetModel, images: Tensor) -> None:
+    text = "search(parts=patches(grid=4), reference=black, objective='insertion', budget=31)"
+    assert load_method(text)(model, images[:1], torch.tensor([0])).isfinite().all()
+    with pytest.raises(SpecError, match="takes 31"):
+        load_method(text.replace("31", "30"))(model, images[:1], torch.tensor([0]))
+
+
+def test_a_guide_without_a_map_is_replaced_by_the_centre(model: TargetModel, images: Tensor) -> None:
+    class Nothing(Search):
+        def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+            return torch.full((len(images), SIZE, SIZE), float("nan"))
+
+    method = Search(parts=Patches(grid=4), reference=Black(), budget=100, guide=Nothing())
+    other = Search(parts=Patches(grid=4), reference=Black(), budget=100, guide=load_method("center_map"))
+    found, expected = (each(model, images[:1], torch.tensor([0])) for each in (method, other))
+    assert found.isfinite().all() and torch.equal(found, expected)
 
 
 def test_the_cells_of_a_map_can_be_the_parts(model: TargetModel, images: Tensor) -> None:

@@ -20,6 +20,7 @@ SMALL, LARGE = "search(budget=200)", "search(budget=900)"
 
 def test_the_search_with_the_largest_budget_is_the_measure() -> None:
     assert oracle_of(["grad_cam", LARGE, SMALL, "search(no_such_thing=1)"]) == LARGE
+    assert oracle_of([SMALL, "search(budget=2000, objective='deletion')"]) == SMALL
     assert oracle_of(["grad_cam"]) is None
     assert is_oracle(SMALL) and not is_oracle("mda")
 

@@ -19,7 +19,6 @@ from aha.core.disk import writing
 from aha.core.interrupts import ended_by
 from aha.core.ledger import checksum
 from aha.errors import OutputError, SpecError
-from aha.models import TargetModel
 
 SPENT = "spent.txt"
 _ENTRY = re.compile(
@@ -99,18 +98,20 @@ class Account:
 
 
 @contextmanager
-def metered(model: TargetModel, account: Account, passes: float, seconds: float) -> Iterator[None]:
-    """Inside the block, the model makes at most so many passes more, and none after so many seconds."""
+def metered(account: Account, passes: float, seconds: float) -> Iterator[None]:
+    """Inside the block at most so many passes more are made, and none after so many seconds.
+
+    Those of any network: randomised copies of a model and encoders of explainers are paid for too.
+    """
     start, before = time.monotonic(), account.seconds
     most = account.passes + passes
 
-    def note(images: int, counts: object) -> None:
-        if not images or counts is not model.passes:
-            return
+    def note(images: int, _counts: object) -> None:
         spent = time.monotonic() - start
         if account.passes + images > most or spent > seconds:
             raise BudgetSpent
-        account.note(account.passes + images, before + spent)
+        if images:
+            account.note(account.passes + images, before + spent)
 
     try:
         with ended_by(note):

@@ -81,6 +81,14 @@ class Cells:
         state = result_key(self._bases[method, protocol, target_kind], self._digest(image, "picture"), *truth)
         return f"{self._work(image, method, protocol, target_kind)}-{state}"
 
+    def keys(self, image: BenchImage) -> list[str]:
+        """What all cells of the image are known by."""
+        return [self.key(image, *parts) for parts in self._bases if self._covers(image, parts[0])]
+
+    def picture(self, image: BenchImage) -> str:
+        """Digest of the image's picture."""
+        return self._digest(image, "picture")
+
     def missing(self, image: BenchImage) -> list[tuple[str, str, str]]:
         """Method, protocol and kind of target of the image's cells that are to be done."""
         return [parts for parts in self._bases if self._covers(image, parts[0]) and not self._is_done(image, *parts)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
@@ -29,9 +29,11 @@ from aha.bench.runs import Group, read_run
 from aha.bench.significance import LEVEL, paired_p
 from aha.bench.store import Store
 from aha.bench.tables import differences
+from aha.core.disk import result_key
 from aha.core.ledger import read_record, write_record
 from aha.data.datasets import BenchImage, choose
 from aha.errors import DamageWarning, OutputError, SpecError
+from aha.methods import Method
 from aha.metrics import load_metric
 from aha.metrics.curves import AVERAGE, CurveMetric
 from aha.metrics.protocols import load_protocols
@@ -61,22 +63,29 @@ class Race:
 
     Attributes:
         settings: what its numbers depend on; a folder belongs to one of them.
+        model_text: how the model is written in a call.
         methods: all that started.
         rounds: methods and number of images of each.
         out: method -> why it left.
         costs: method -> passes, seconds and images that they were for, scoring included.
         must_be_below: seconds that a map may take.
+        budget: what it was allowed to spend when it was last run.
         finished: the budget with which it came to its end.
-        cells: keys of the rows that it had then, so that one which is damaged later is missed.
+        pictures: digest of those that were scored.
+        cells: keys of its rows: those of the same pictures, so that one which is damaged later is missed, and rows of
+            pictures that have changed since do not count.
     """
 
     settings: dict[str, Any]
     methods: list[str]
+    model_text: str = ""
     rounds: list[tuple[list[str], int]] = field(default_factory=list)
     out: dict[str, str] = field(default_factory=dict)
     costs: dict[str, list[float]] = field(default_factory=dict)
     must_be_below: float | None = None
+    budget: dict[str, Any] | None = None
     finished: dict[str, Any] | None = None
+    pictures: str = ""
     cells: list[str] = field(default_factory=list)
 
     @classmethod
@@ -117,17 +126,29 @@ class Racing:
         budget: Budget,
         *,
         must_be_below: float | None = None,
+        model_text: str = "model",
         on_step: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self.plan = replace(plan, metrics=(FAITHFULNESS,), maps="float16", optional=True)
         self.out, self.model, self.budget, self.must_be_below = out, model, budget, must_be_below
         self.bench = BenchRun(self.plan, out, model=model, share=(0, 1))
         self.texts = [str(method) for method in self.bench.work.methods]
-        self._report, self._spent = on_step, (0, 0.0)
+        if len(self.texts) < _LEAST:
+            reasons = "; ".join(f"{method}: {why}" for method, why in self.bench.work.left_out.items())
+            raise SpecError(f"a race needs at least two methods that fit the model ({reasons})")
+        self._report, self._spent, self._share = on_step, (0, 0.0), (0.0, 0.0)
+        self._check_cells = self._cells(self.bench.work.methods, CHECKS)
         self.race = self._recalled()
+        self.race.model_text = model_text
+        for method, why in self.bench.work.left_out.items():
+            self.race.out[method] = why
 
     def _recalled(self) -> Race:
-        """The folder's race with these settings; its rounds are decided again where other methods may take part."""
+        """The folder's race with these settings.
+
+        Its rounds are decided again where other methods may take part, where there is more to spend, or where the
+        pictures are others now: rows of what has not changed are kept, so that this costs nothing by itself.
+        """
         settings = {
             "model": self.model.spec,
             "digest": self.model.digest,
@@ -138,16 +159,20 @@ class Racing:
         known = Race.read(self.out)
         if known is None:
             return Race(settings, self.texts, must_be_below=self.must_be_below)
-        if known.settings != settings:
-            raise OutputError(f"{self.out} holds a race of another model, data, target or seed; choose another folder")
-        if (known.methods, known.must_be_below) != (self.texts, self.must_be_below):
-            return Race(settings, self.texts, costs=known.costs, must_be_below=self.must_be_below)
-        if known.finished is not None and not Budget(**known.finished).covers(self.budget):
-            known.finished = None  # there is more to spend now
-            for method, why in list(known.out.items()):
-                if why.startswith(_TOO_EXPENSIVE):
-                    del known.out[method]
-        return known
+        if other := [_SAID.get(name, name) for name in settings if known.settings.get(name) != settings[name]]:
+            raise OutputError(f"{self.out} holds a race with another {' and '.join(other)}; choose another folder")
+        allowed = known.finished or known.budget
+        is_same = (
+            (known.methods, known.must_be_below) == (self.texts, self.must_be_below)
+            and (allowed is None or Budget(**allowed).covers(self.budget))
+            and (not known.pictures or known.pictures == self._pictures(known.rounds[-1][1] if known.rounds else 0))
+        )
+        return known if is_same else Race(settings, self.texts, costs=known.costs, must_be_below=self.must_be_below)
+
+    def _pictures(self, count: int) -> str:
+        """Digest of so many of the pictures, and of how many there are."""
+        chosen = choose(self.bench.images, count, self.plan.seed)
+        return result_key(len(self.bench.images), *((image.id, self.bench.cells.picture(image)) for image in chosen))
 
     def run(self) -> Race:
         """Races; what is done already is not done again."""
@@ -159,13 +184,17 @@ class Racing:
         self.account = Account(self.out)
         try:
             with Store(self.out) as store:
-                self.bench.cells.done = store.done
-                with suppress(BudgetSpent):  # what was finished counts
-                    self._go(store)
-                self.race.cells = sorted(store.done.values())
+                self.bench.cells.done = self._check_cells.done = store.done
+                self._check_rest()
+                self.race.budget = asdict(self.budget)
+                try:
+                    with suppress(BudgetSpent):  # what was finished counts
+                        self._go(store)
+                finally:
+                    self._note_cells()
+                    self.race.write(self.out)
         finally:
             self.account.close()
-            self.race.write(self.out)
         self.race.finished = asdict(self.budget)
         self.race.write(self.out)
         return self.race
@@ -203,6 +232,34 @@ class Racing:
                 "or name fewer methods"
             )
 
+    def _check_rest(self) -> None:
+        """Refuses to begin anew with what an earlier race in the folder has left, if that is too little."""
+        if self.race.rounds or not self.account.passes:
+            return
+        first = choose(self.bench.images, FIRST_IMAGES, self.plan.seed)
+        missing = sum(len(self.bench.cells.missing(image)) for image in first)
+        cells = len(self.texts) * len(first)
+        least = math.ceil(_OWN_PASSES * self.first_passes * missing / cells / (1 - _FOR_CHECKS))
+        left = self.account.left(self.budget)
+        if missing and (left[0] < least or left[1] <= 0):
+            raise SpecError(
+                f"{self.account.passes:,} passes and {self.account.seconds:.0f} s were spent in {self.out} already, "
+                f"for other methods or pictures; allow {least:,} passes more, or choose another folder"
+            )
+
+    def _note_cells(self) -> None:
+        """Which rows are of the present methods, settings and pictures."""
+        count = self.race.rounds[-1][1] if self.race.rounds else 0
+        found = set(self.bench.cells.done.values())
+        self.race.pictures = self._pictures(count)
+        self.race.cells = sorted(
+            key
+            for image in choose(self.bench.images, count, self.plan.seed)
+            for cells in (self.bench.cells, self._check_cells)
+            for key in cells.keys(image)
+            if key in found
+        )
+
     def _go(self, store: Store) -> None:
         race, total = self.race, len(self.bench.images)
         for methods, images in list(race.rounds):
@@ -227,9 +284,9 @@ class Racing:
         allowance = self._left(_FOR_CHECKS)
         rounds = max(1, math.ceil(math.log2(max(2, len(ranked)))))
         more = min(2 * images, total) - images
-        kept = self._affordable(self._going_on(ranked), more, (allowance[0] / rounds, allowance[1] / rounds))
+        kept = self._affordable(self._going_on(ranked), images + more, (allowance[0] / rounds, allowance[1] / rounds))
         if len(kept) < _LEAST:
-            kept = self._affordable(ranked[:_LEAST], more, allowance)
+            kept = self._affordable(ranked[:_LEAST], images + more, allowance)
         return (kept, images + more) if len(kept) >= _LEAST else None
 
     def _going_on(self, ranked: list[str]) -> list[str]:
@@ -244,12 +301,13 @@ class Racing:
         ]
 
     def _affordable(self, methods: Sequence[str], images: int, allowance: tuple[float, float]) -> list[str]:
-        """From the best on, as many as the allowance pays for."""
+        """From the best on, as many as the allowance pays for on so many images; rows that are there are free."""
         kept: list[str] = []
         passes = seconds = 0.0
         for method in methods:
-            cost = self.race.cost(method)
-            passes, seconds = passes + images * cost[0], seconds + images * cost[1]
+            run, cost = self._bench([method], images), self.race.cost(method)
+            wanted = sum(bool(run.cells.missing(image)) for image in run.images)
+            passes, seconds = passes + wanted * cost[0], seconds + wanted * cost[1]
             if passes > allowance[0] or seconds > allowance[1]:
                 break
             kept.append(method)
@@ -264,9 +322,11 @@ class Racing:
             is_new = images == self.race.rounds[0][1]
             is_done = self._score(store, run, f"{method} on {images} images", len(going) - number, _FOR_CHECKS)
             if not is_done and is_new:
-                self.race.out[method] = f"{_TOO_EXPENSIVE} ({self._spent[0]:,} passes were too few for {images} images)"
+                share = f"{self._share[0]:,.0f} passes" if math.isfinite(self._share[0]) else f"{self._share[1]:.0f} s"
+                self.race.out[method] = f"{TOO_EXPENSIVE} ({share} for {images} images)"
             has_lasted = has_lasted and (is_done or is_new)
             self.race.write(self.out)
+        self._note_cells()
         self._drop_failed(going)
         self._drop_slow()
         done = [method for method in going if method not in self.race.out]
@@ -283,8 +343,9 @@ class Racing:
         self._report(Progress(what, self.account.passes, self.account.seconds))
         before = (self.account.passes, self.account.seconds)
         is_done = True
+        self._share = (left[0] / sharers, left[1] / sharers)
         try:
-            with metered(self.model, self.account, left[0] / sharers, left[1] / sharers):
+            with metered(self.account, *self._share):
                 run.feed(store, iter(wanted), _silent)
         except BudgetSpent:
             is_done = False
@@ -327,11 +388,11 @@ class Racing:
     # What is known
 
     def ranked(self) -> list[str]:
-        """Methods in the race, by their mean Ins-Del on the images that all of them have, the best first."""
+        """Methods in the race, the best first, as `ranking` has them."""
         return ranking(faithfulness(self._group()), [m for m in self.texts if m not in self.race.out])
 
     def _group(self) -> Group:
-        return own_group(self.out, self.model.digest)
+        return own_group(self.out, self.race)
 
     def _left(self, kept_back: float) -> tuple[float, float]:
         """Passes and seconds that may still be spent, but for a share of the whole that is kept for later."""
@@ -350,42 +411,57 @@ class Racing:
         subjects.images = choose(self.bench.images, images, self.plan.seed)
         subjects.count = len(subjects.images)
         run.subjects = subjects
-        done = self.bench.cells.done
-        run.cells = Cells(self.model, run.methods, run.work.protocols, run.target_kinds, self.plan.seed, done)
+        run.cells = self._cells(run.work.methods, run.plan.metrics)
         return run
 
+    def _cells(self, methods: Sequence[Method], metrics: Sequence[str]) -> Cells:
+        protocols, kinds = load_protocols(list(metrics)), self.bench.target_kinds
+        return Cells(self.model, methods, protocols, kinds, self.plan.seed, self.bench.cells.done)
 
-_TOO_EXPENSIVE = "it needs more than its share of the budget"
+
+TOO_EXPENSIVE = "it needs more than its share of the budget"
+_SAID = {"digest": "weights", "targets": "target"}
 
 
 def _silent(_step: Step) -> None:
     pass
 
 
-def own_group(folder: Path, digest: str) -> Group:
-    """What a race's folder has for its model; an empty group where that is nothing yet."""
-    found = [group for group in read_run(folder).groups if group.digest == digest]
-    return found[0] if found else Group("", digest, "top1", Scores())
+def own_group(folder: Path, race: Race) -> Group:
+    """What a race's folder has for it; an empty group where that is nothing yet."""
+    kind, digest = race.settings["targets"][0], race.settings["digest"]
+    found = [g for g in read_run(folder, race.cells).groups if (g.digest, g.target_kind) == (digest, kind)]
+    return found[0] if found else Group("", digest, kind, Scores())
 
 
 def faithfulness(group: Group) -> dict[str, dict[tuple[str, int], float]]:
     """Method -> image and class -> Ins-Del, mean of the references."""
-    named = [values for (protocol, column), values in group.values.items() if column == ("ins_del", AVERAGE)]
-    return named[0] if named else {}
+    (protocol,) = load_protocols(FAITHFULNESS)
+    return group.values.get((protocol.name, ("ins_del", AVERAGE)), {})
 
 
-def ranking(values: dict[str, dict[tuple[str, int], float]], methods: Sequence[str]) -> list[str]:
-    """Methods by how far they are ahead of the one that has most images, on those that both have; the best first."""
-    known = [method for method in methods if values.get(method)]
-    if not known:
-        return []
-    base = max(known, key=lambda method: len(values[method]))
+def ranking(values: Mapping[str, Mapping[tuple[str, int], float]], methods: Sequence[str]) -> list[str]:
+    """Methods, the best first: those that came to the last round before those that left in earlier ones.
+
+    Whoever left a round early has few images, and may have been lucky with them. Inside a round, methods stand by how
+    far they are ahead of the one with most images, on those that both have.
+    """
+    rounds: dict[int, list[str]] = {}
+    for method in methods:
+        if values.get(method):
+            # Each round has twice as many images: with 9 to 16, of which some may have failed, it came to the same one.
+            rounds.setdefault(math.ceil(math.log2(len(values[method]))), []).append(method)
+    return [method for reached in sorted(rounds, reverse=True) for method in _by_lead(values, rounds[reached])]
+
+
+def _by_lead(values: Mapping[str, Mapping[tuple[str, int], float]], methods: Sequence[str]) -> list[str]:
+    base = max(methods, key=lambda method: len(values[method]))
 
     def lead(method: str) -> float:
         found = differences(values[method], values[base])
         return math.fsum(found) / len(found) if found else -math.inf
 
-    return sorted(known, key=lambda method: -lead(method))
+    return sorted(methods, key=lambda method: -lead(method))
 
 
 def median(values: Sequence[float]) -> float | None:

@@ -26,7 +26,6 @@ LIGHTER = {
     "kernel_shap": "kernel_shap(n=300)",
     "lime": "lime(n=300)",
     "mda": "mda(grid=7, screen=4)",
-    "occlusion": "occlusion(window=48, stride=24)",
     "rise": "rise(n=500)",
     "shapley_sampling": "shapley_sampling(orders=3, parts=patches(grid=7))",
     "tis": "tis(masks=128)",
@@ -57,7 +56,8 @@ def recommend(
         budget: the time it may take, such as `"30min"` or a number of seconds; 30 minutes unless `passes` is given.
         passes: the images it may send through the model, forwards and backwards.
         methods: texts of the methods to race; all that fit the model by default, expensive ones in a lighter form.
-        must_be_below: the time that a map may take, such as `"100ms"`; slower methods are out.
+        must_be_below: the time that a map may take, such as `"100ms"`, as one of a batch of at most `batch_size`;
+            slower methods are out.
         out: folder of the race, which is a run of the bench: the same call continues it, or finds it finished and
             computes nothing; a larger budget goes on.
         limit: number of images, a seeded choice.
@@ -108,9 +108,10 @@ def prepare(
     target: str = "top1",
     seed: int = 0,
     batch_size: int = 8,
+    model_text: str | None = None,
     on_step: Callable[[Progress], None] = lambda progress: None,
 ) -> Racing:
-    """The race of `recommend`, checked; nothing has been computed yet."""
+    """The race of `recommend`, checked; nothing has been computed yet. `model_text` is how a call writes the model."""
     seconds = _seconds(budget)
     if seconds is None and passes is None:
         seconds = read_duration(DEFAULT_BUDGET)
@@ -124,7 +125,7 @@ def prepare(
         raise SpecError("a race needs at least two methods")
     plan = Plan(
         model=loaded.spec,
-        data=str(data),
+        data=str(data).rstrip("/") or "/",
         methods=chosen,
         targets=(target,),
         limit=limit,
@@ -132,18 +133,28 @@ def prepare(
         batch_size=batch_size,
         title=f"Which explanation to use for {loaded.spec}",
     )
-    return Racing(plan, Path(out), loaded, allowed, must_be_below=below, on_step=on_step)
+    if model_text is None:
+        model_text = "model" if loaded.spec.startswith("module:") else f'"{loaded.spec}"'
+    return Racing(plan, Path(out), loaded, allowed, must_be_below=below, model_text=model_text, on_step=on_step)
 
 
 def candidates(model: TargetModel) -> tuple[str, ...]:
     """All methods that fit the model, but wrappers and the search that only measures the others."""
     names = [name for name in list_methods(model) if METHODS[name].family != "wrapper" and name != "search"]
-    texts = [LIGHTER.get(name, name) for name in names]
+    lighter = {**LIGHTER, "occlusion": _lighter_occlusion(model)}
+    texts = [lighter.get(name, name) for name in names]
     try:
         load_method("aha").fingerprint(model)
     except AhaError:
         return tuple(text for text in texts if text != "aha")
     return (*texts, "aha(refine=3)") if "aha" in texts else tuple(texts)
+
+
+def _lighter_occlusion(model: TargetModel) -> str:
+    """Windows of three fourteenths of the picture: 48 pixels of 224."""
+    side = min(model.stated_preprocessing().size)
+    window = max(2, 3 * side // 14)
+    return f"occlusion(window={window}, stride={window // 2})"
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ class Standing:
     Attributes:
         n: images on which its faithfulness was measured.
         mean, low, high: Ins-Del and its 95 % interval.
-        behind, behind_error: mean difference to the best on common images, and its error; NaN for the best itself.
+        common: images that the best was measured on too.
+        behind, behind_error: mean difference to the best on these, and its error; NaN for the best itself.
         p: corrected p-value of that difference.
         seconds, passes: median time of a map, and images through the model for it.
         checks: sanity metrics by their short names, where the budget allowed them.
@@ -63,6 +64,7 @@ class Standing:
     mean: float
     low: float
     high: float
+    common: int
     behind: float
     behind_error: float
     p: float
@@ -90,7 +92,9 @@ class Recommendation:
 
     Attributes:
         model: its text.
-        standings: the methods that were scored, the best first.
+        model_text: how it is written in a call.
+        target: the explained class, as it was asked for.
+        standings: the methods that were scored, the best first; those that were ruled out come last.
         left: methods that could not be scored, with the reason.
         agreement: rank correlation of pairs of metrics over the methods that both have scored.
         sentence: the answer.
@@ -103,21 +107,34 @@ class Recommendation:
     agreement: Mapping[tuple[str, str], float]
     sentence: str
     folder: Path
+    model_text: str = "model"
+    target: str = "top1"
 
     @property
-    def method(self) -> str:
-        """The recommended method."""
-        return self.standings[0].method
+    def method(self) -> str | None:
+        """The recommended method; None where all were ruled out."""
+        return None if self.standings[0].out else self.standings[0].method
 
     @property
     def confidence(self) -> float:
-        """One minus the corrected p-value of the closest comparison with the best."""
-        return 1 - max((s.p for s in self.standings[1:] if not math.isnan(s.p)), default=1.0)
+        """One minus the largest corrected p-value among the comparisons of the best with those that came as far."""
+        best, *others = self.standings
+        reached = [s.p for s in others if not s.out and 2 * s.common > best.n and not math.isnan(s.p)]
+        return 1 - max(reached, default=1.0)
 
     @property
     def call(self) -> str:
         """What to paste."""
-        return f'aha.explain("{self.model}", "PICTURE.jpg", "{self.method}")'
+        if self.method is None:
+            return ""
+        named = self.target if self.target.isdigit() else f'"{self.target}"'
+        target = "" if self.target == "top1" else f", target={named}"
+        return f'aha.explain({self.model_text}, "PICTURE.jpg", "{self.method}"{target})'
+
+    @property
+    def ruled_out(self) -> dict[str, str]:
+        """Methods that were scored but may not be used, with the reason."""
+        return {s.method: s.out for s in self.standings if s.out}
 
     @property
     def page(self) -> Path:
@@ -160,9 +177,10 @@ class Recommendation:
         parts = [self.sentence, markdown_table(self.note, *self.table())]
         if self.agreement:
             parts.append(f"Rank agreement of the metrics: {self.agreement_text()}.")
-        if self.left:
-            parts.append("Not scored: " + "; ".join(f"{method} ({why})" for method, why in self.left.items()) + ".")
-        return "\n\n".join([*parts, self.call])
+        for what, methods in (("Ruled out", self.ruled_out), ("Not scored", self.left)):
+            if methods:
+                parts.append(f"{what}: " + "; ".join(f"{method} ({why})" for method, why in methods.items()) + ".")
+        return "\n\n".join([*parts, *([self.call] if self.call else [])])
 
     def as_dict(self) -> dict[str, Any]:
         """For programs."""
@@ -212,15 +230,16 @@ def recommendation(folder: str | Path) -> Recommendation:
     race = Race.read(folder)
     if race is None:
         raise OutputError(f"{folder} is not the folder of a race; make one with: aha recommend")
-    group = own_group(folder, race.settings["digest"])
-    standings = _standings(group, race)
+    standings = _standings(own_group(folder, race), race)
     if not standings:
-        raise OutputError(f"{folder}: no method could be scored within the budget; allow a larger one")
+        reasons = "; ".join(f"{method}: {why}" for method, why in race.out.items())
+        raise OutputError(f"{folder}: no method could be scored ({reasons or 'the budget was spent before'})")
     scored = {s.method for s in standings}
     left = {method: why for method, why in race.out.items() if method not in scored}
     agreement = _agreement(standings)
     sentence = _sentence(standings, agreement)
-    return Recommendation(race.settings["model"], standings, left, agreement, sentence, folder)
+    target = race.settings["targets"][0]
+    return Recommendation(race.settings["model"], standings, left, agreement, sentence, folder, race.model_text, target)
 
 
 def _standings(group: Group, race: Race) -> list[Standing]:
@@ -247,6 +266,7 @@ def _standings(group: Group, race: Race) -> list[Standing]:
                 own.mean,
                 own.low,
                 own.high,
+                own.n if gap is None else gap.n,
                 math.nan if gap is None else gap.mean,
                 math.nan if gap is None else gap.standard_error,
                 p_values.get(method, math.nan),
@@ -302,7 +322,7 @@ def _sentence(standings: Sequence[Standing], agreement: Mapping[tuple[str, str],
     if best.out:
         return f"No method is left: of the best, {best.method}, {best.out}."
     if _family(best.method) == "baseline":
-        start = f"No method beats {best.method}, which knows nothing of the model, on {best.n} images"
+        start = f"No method beats {best.method}, which knows nothing of the model, on {_images(best.n)}"
     else:
         start = f"Use {best.method}"
     parts = [start + _lead(best, rest[0] if rest else None)]
@@ -316,11 +336,12 @@ def _sentence(standings: Sequence[Standing], agreement: Mapping[tuple[str, str],
 
 def _lead(best: Standing, following: Standing | None) -> str:
     if following is None:
-        return f": nothing else was scored, Ins-Del {best.mean:.3f} on {best.n} images"
+        return f": nothing else was scored, Ins-Del {best.mean:.3f} on {_images(best.n)}"
     if not following.is_significant:
+        error = "" if math.isnan(following.behind_error) else f" ± {following.behind_error:.3f}"
         return (
-            f": Ins-Del {best.mean:.3f}, but {best.n} images cannot tell it from {following.method} "
-            f"({following.behind:+.3f} ± {following.behind_error:.3f})"
+            f": Ins-Del {best.mean:.3f}, but {_images(following.common)} cannot tell it from {following.method} "
+            f"({following.behind:+.3f}{error})"
         )
     cost = ""
     if best.passes and following.passes / best.passes >= _CHEAPER:
@@ -329,8 +350,12 @@ def _lead(best: Standing, following: Standing | None) -> str:
         cost = f", {best.passes / following.passes:.0f} times more expensive"
     return (
         f": {-following.behind:+.3f} ± {following.behind_error:.3f} Ins-Del over {following.method}, the next{cost} "
-        f"(n = {best.n}, p = {following.p:.2g})"
+        f"(n = {following.common}, p = {following.p:.2g})"
     )
+
+
+def _images(count: int) -> str:
+    return "1 image" if count == 1 else f"{count} images"
 
 
 def _cost(standing: Standing) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -91,10 +91,12 @@ class Run:
         return found[0]
 
 
-def read_run(folder: str | Path) -> Run:
-    """Reads a run; cells come in the order of its plans, not in that of their computation."""
+def read_run(folder: str | Path, only: Collection[str] | None = None) -> Run:
+    """Reads a run, or only its cells with some keys; they come in the order of its plans, not of their computation."""
     folder = Path(folder)
     cells, plans = read_cells(folder), read_plans_of(folder)
+    if only is not None:
+        cells = [cell for cell in cells if cell["key"] in only]
     orders = _order("methods", plans), _order("protocols", plans)
     cells.sort(key=lambda c: (orders[0].get(c["method"], 10**6), orders[1].get(c["protocol"], 10**6), c["image"]))
     groups: dict[tuple[str, str, str], Group] = {}

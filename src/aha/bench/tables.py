@@ -48,7 +48,7 @@ class Entry:
     @property
     def is_top(self) -> bool:
         """It is the best, or these images do not suffice to tell it from the best."""
-        return self.rank == 1 or (self.rank > 1 and self.p >= LEVEL)
+        return self.rank == 1 or (self.rank > 1 and not self.p < LEVEL)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,9 @@ def _entries(column: Column, values: Mapping[str, Mapping[tuple[str, int], float
     if direction == "neither":
         return {m: Entry(s.mean, s.standard_error, s.n, 0, math.nan) for m, s in means.items()}
     sign = 1 if direction == "higher" else -1
-    order = sorted(means, key=lambda method: -sign * means[method].mean)
+    most = max((found.n for found in means.values()), default=0)
+    # Means of few of the images may be those of easy ones: they stand behind.
+    order = sorted(means, key=lambda method: (2 * means[method].n <= most, -sign * means[method].mean))
     rivals = [method for method in order if not is_oracle(method)] or order  # an oracle competes with nobody
     best = values[rivals[0]]
     p_values = holm({method: paired_p(differences(values[method], best)) for method in rivals[1:]})

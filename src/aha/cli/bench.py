@@ -151,6 +151,8 @@ def bench(
             "pretrained": False if no_pretrained else None,
         }
         changes = {name: value for name, value in given.items() if value not in (None, [])}
+        if plan is None and not changes:
+            raise SpecError("name a plan (PLAN.toml), a published table (paper:NAME), or --model, --data and --method")
         if plan is None:
             plans = make_plans(changes, source="the command")
         elif is_paper:

@@ -145,7 +145,7 @@ def _report(scores: Scores, out: Path, *, json: bool, quiet: bool) -> None:
         typer.echo(scores.to_text())
         typer.echo(f"\n{len(scores)} scores: {out / 'scores.csv'}")
     if scores.failures and not scores.rows:
-        say_error(f"nothing could be measured; {len(scores.failures)} attempts failed:")
+        say_error("nothing could be measured:")
     lines = _lines(scores.failures)
     for line in lines[:_SHOWN_FAILURES]:
         say_error(line)
@@ -160,7 +160,8 @@ def _lines(failures: Sequence[Failure]) -> list[str]:
     methods: dict[tuple[str, str], set[str]] = defaultdict(set)
     for failure in failures:
         methods[failure.metric, failure.reason].add(failure.method)
-    return [
-        " ".join(part for part in (*(names if len(names) == 1 else ()), metric, reason) if part)
-        for (metric, reason), names in methods.items()
-    ]
+    lines = []
+    for (metric, reason), names in methods.items():
+        what = " ".join([*(names if len(names) == 1 else ()), *([metric] if metric else ())])
+        lines.append(f"{what}: {reason}" if what else reason)
+    return lines

@@ -102,6 +102,18 @@ def recommend(
             target=target,
             seed=seed,
             batch_size=batch_size,
+            model_text=_written(
+                model,
+                weights=None if weights is None else str(weights),
+                pretrained=False if no_pretrained else None,
+                texts=text,
+                img_size=img_size,
+                mean=numbers(mean, "--mean"),
+                std=numbers(std, "--std"),
+                fit=fit,
+                score=score,
+                precision=None if precision == "float32" else precision,
+            ),
             on_step=(lambda progress: None) if quiet or json else _say,
         )
         if dry_run:
@@ -117,6 +129,12 @@ def recommend(
             print_json(found.as_dict())
         elif not quiet:
             typer.echo(f"{found.to_markdown()}\n\npage: {found.page}\nreport: {found.report}")
+
+
+def _written(model: str, **options: Any) -> str:
+    """The model as Python writes it, with the options that were given."""
+    given = [f"{name}={value!r}" for name, value in options.items() if value not in (None, [])]
+    return f'aha.load_model("{model}", {", ".join(given)})' if given else f'"{model}"'
 
 
 def _say(progress: Progress) -> None:

@@ -445,4 +445,6 @@ def _download(repository: str) -> Path:
         return Path(snapshot_download(repository, allow_patterns=[WEIGHTS, CONFIG, CARD]))
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"no explainer at {repository}: not a folder, and the hub says: {reason}") from error
+        raise ModelError(
+            f"no explainer at {repository}: there is no such folder, and from the hub: {reason}"
+        ) from error

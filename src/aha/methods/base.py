@@ -210,7 +210,7 @@ _MOST_NAMED = 5
 def _advice(model: TargetModel, size: Sequence[int] | None) -> str:
     """A few methods that fit the model, and where the others are."""
     fitting = [name for name in _ALTERNATIVES if name in METHODS and _fits(METHODS[name], model, size)]
-    return f"Try: {', '.join(fitting[:_MOST_NAMED])}; `aha list methods --model` shows all that fit"
+    return f"Try: {', '.join(fitting[:_MOST_NAMED])}; `aha list methods --model {model.spec}` shows all that fit"
 
 
 def pick_layer(layers: Sequence[T], layer: int) -> T:

@@ -134,18 +134,23 @@ class Search(Method):
         game = PartGame((pixels / pixels.sum()).tolist(), self.objective)
         kinds, compared = len(self._kinds), 2 * len(_shown(self.objective)) * (_COMPARED - 1)
         most = self.budget // kinds - compared
-        if most < 2 * len(first) + 2:
+        least = len(_shown(self.objective)) * (len(first) + 1)
+        if most < least:
             raise SpecError(
                 f"search: budget={self.budget} is too small for {len(first)} parts and {kinds} references; "
-                f"the guide's own order takes {kinds * (2 * len(first) + 2 + compared)}"
+                f"the guide's own order takes {kinds * (least + compared)}"
             )
         return OrderSearch(game, first, most, self.polish), index
 
     def _hints(self, guide: Method | None, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        """The guide's maps (B, H, W), on the CPU; how near the centre a pixel is where there is no guide."""
-        chosen = guide or METHODS["center_map"]()
-        maps = chosen(model, images, classes).detach().float().cpu()
-        return F.interpolate(maps[:, None], size=images.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+        """The guide's maps (B, H, W), on the CPU; how near the centre a pixel is where there is none, or it is NaN."""
+        centred = METHODS["center_map"]()(model, images, classes).cpu()
+        if guide is None:
+            return centred
+        maps = guide(model, images, classes).detach().float().cpu()
+        hints = F.interpolate(maps[:, None], size=images.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+        is_finite = hints.isfinite().flatten(1).all(dim=1)  # (B,)
+        return torch.where(is_finite[:, None, None], hints, centred)
 
 
 @dataclass

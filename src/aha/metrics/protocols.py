@@ -64,7 +64,7 @@ _define(
 _define(
     "aha-adaptive",
     "The protocol `aha` with fewer images: some of its 224 steps, chosen by the curves themselves, until "
-    "the average over the references is sure by its own estimate: to 0.002, Positive and Negative to 0.007.",
+    "the average over the references is sure by its own estimate: to 0.002, Positive and Negative to 0.008.",
     *(f"{name}(steps='adaptive', tolerance=0.002, {_THREE})" for name in _CURVES),
     f"average_drop({_THREE})",
     f"confidence_increase({_THREE})",

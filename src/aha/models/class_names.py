@@ -18,7 +18,7 @@ _ALIKE = 0.8  # of words, as difflib measures it: "catt" and "cat"
 
 def index_of(name: str, names: Sequence[str] | None) -> int:
     """The class with this name, or with this number written as text; other words for ImageNet's classes will do."""
-    if re.fullmatch(r"\d+", name):
+    if re.fullmatch(r"-?\d+", name):
         return int(name)
     wanted, known = name.strip().lower(), [known.lower() for known in names or ()]
     if wanted in known:

@@ -210,6 +210,7 @@ def _estimate_statistics(model: TargetModel, layers: set[str], calibration: Tens
         raise ModelError("running statistics need at least two calibration inputs")
     momenta = [norm.momentum for norm in norms]
     inputs = calibration.to(model.device, model.dtype)
+    model.spend("forward", len(inputs))
     with interrupts_wait(), evaluating(model.module), preserved_random_state(), autograd(False):
         for norm in norms:
             norm.reset_running_stats()

@@ -40,15 +40,16 @@ def is_oracle(method: str) -> bool:
 
 
 def oracle_of(methods: Iterable[str]) -> str | None:
-    """The search with the largest budget, if there is one."""
-    budgets = {}
+    """The search with the largest budget, if there is one; of those that look for Ins-Del, if there are."""
+    budgets: dict[str, tuple[bool, int]] = {}
     for text in methods:
         if is_oracle(text):
             try:
                 found = load_method(text)
             except AhaError:
                 continue  # written by another version
-            budgets[text] = found.budget if isinstance(found, Search) else 0
+            if isinstance(found, Search):
+                budgets[text] = (found.objective == "ins_del", found.budget)
     return max(budgets, key=lambda text: budgets[text], default=None)
 
 

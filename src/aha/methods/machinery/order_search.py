@@ -124,7 +124,8 @@ class OrderSearch:
                     order[at : at + len(parts)] = parts
                     is_better = is_better or change > 1e-9
             swept = 0 if is_better and swept < 2 else swept + 1
-            idle = idle + 1 if self.asked == before and not is_better else 0
+            # Where nothing new can be asked, annealing would go to and fro between known orders for ever.
+            idle = idle + 1 if self.asked == before and (self.polish == "anneal" or not is_better) else 0
 
     def _affordable(self, order: list[int], moves: list[tuple[int, list[int]]]) -> list[tuple[int, list[int]]]:
         """As many of the moves, from the first on, as the budget allows."""
