@@ -19,7 +19,18 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from study_papers import papers_page
-from study_results import BASE, FORMER_PROTOCOL, NAMES, SUMMARY, Result, former_results, joined, markdown, results_of
+from study_results import (
+    BASE,
+    FORMER_PROTOCOL,
+    NAMES,
+    SUMMARY,
+    TAIL,
+    Result,
+    former_results,
+    joined,
+    markdown,
+    results_of,
+)
 
 from aha.bench import read_run
 
@@ -68,18 +79,28 @@ def table(results: list[Result]) -> str:
             "" if r.method == BASE else _difference(r),
             f"{r.seconds:.2f}",
             f"{r.forward:.0f} + {r.backward:.0f}",
-            *([_share(r.headroom), _share(r.worst_tenth)] if measured else []),
+            *([_headroom(r), _share(r.worst_tenth)] if measured else []),
         ]
         for r in results
     ]
     oracle = next((r.oracle for r in results if r.oracle), "")
-    note = f"\nHeadroom: 0 is `random_map`, 1 is what `{oracle}` found on the same photograph.\n" if oracle else ""
+    note = ""
+    if oracle:
+        note = (
+            f"\nHeadroom: 0 is `random_map`, 1 is what `{oracle}` found on the same photograph; how many photographs "
+            f"were searched stands in brackets. A worst tenth is given of {TAIL} photographs or more.\n"
+        )
     return markdown(heads, rows) + note
 
 
 def _difference(result: Result) -> str:
     of = f" ({result.common})" if 0 < result.common < result.n else ""
     return f"{result.gap:+.3f} ± {result.gap_se:.3f}{of}"
+
+
+def _headroom(result: Result) -> str:
+    of = f" ({result.headroom_n})" if 0 < result.headroom_n < result.n else ""
+    return _share(result.headroom) + of
 
 
 def _share(value: float) -> str:

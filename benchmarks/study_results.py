@@ -13,7 +13,7 @@ from aha.bench.runs import Group
 from aha.bench.tables import differences
 from aha.methods import load_method
 from aha.metrics.curves import AVERAGE
-from aha.results.headroom import headroom_of, worst_tenth
+from aha.results.headroom import headroom_of, is_oracle, worst_tenth
 from aha.results.score_table import summarise
 
 NAMES = {
@@ -25,6 +25,7 @@ NAMES = {
 BASE = "grad_cam"
 FORMER_PROTOCOL = "ins_del in 4 or 8 steps"
 SUMMARY = "scores_summary.csv"
+TAIL = 20  # photographs at least for a worst tenth to be more than one of them
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Result:
     oracle: str = ""
     protocol: str = FORMER_PROTOCOL
     common: int = 0  # photographs that Grad-CAM was measured on too; 0 where it was not noted
+    headroom_n: int = 0  # photographs that were searched too
 
 
 def results_of(name: str, group: Group) -> list[Result]:
@@ -81,13 +83,19 @@ def results_of(name: str, group: Group) -> list[Result]:
                 statistics.mean(group.forward[method]),
                 statistics.mean(group.backward[method]),
                 statistics.mean(shares.values()) if shares else math.nan,
-                statistics.mean(shares[image] for image in worst_tenth(shares)) if shares else math.nan,
+                statistics.mean(shares[image] for image in worst_tenth(shares)) if len(shares) >= TAIL else math.nan,
                 reached.oracle if reached else "",
                 protocol,
                 gap.n,
+                len(shares),
             )
         )
-    return sorted(found, key=lambda result: -result.gap)
+    return by_gap(found)
+
+
+def by_gap(results: Iterable[Result]) -> list[Result]:
+    """The best first; a search, which the others are measured by, before all of them."""
+    return sorted(results, key=lambda result: (not is_oracle(result.method), -result.gap))
 
 
 def joined(fresh: Sequence[Result], former: Sequence[Result]) -> list[Result]:
@@ -98,7 +106,7 @@ def joined(fresh: Sequence[Result], former: Sequence[Result]) -> list[Result]:
     """
     measured = {result.method for result in fresh}
     kept = [r for r in former if r.method not in measured and not (fresh and "aha" in r.method)]
-    return sorted([*fresh, *kept], key=lambda result: -result.gap)
+    return by_gap([*fresh, *kept])
 
 
 def former_results(file: Path) -> dict[str, list[Result]]:
@@ -110,7 +118,7 @@ def former_results(file: Path) -> dict[str, list[Result]]:
             for f in fields(Result)
             if line.get(f.name)
         }
-        counts = {name: int(line.get(name) or 0) for name in ("n", "common")}
+        counts = {name: int(line.get(name) or 0) for name in ("n", "common", "headroom_n")}
         found.setdefault(line["model"], []).append(Result(**{**values, **counts}))  # type: ignore[arg-type]
     return found
 

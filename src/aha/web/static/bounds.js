@@ -5,7 +5,7 @@ import { askCurves, askMaps, followMap, steps } from "./scene.js";
 import { state } from "./state.js";
 
 export const RANDOM = { method: "random_map", name: "random pixels", kind: "random" };
-export const SEARCH = { method: "search(parts=patches(grid=5), budget=300)", needs: "search", name: "found by search", kind: "searched" };
+export const SEARCH = { method: "search(parts=patches(grid=5), budget=300)", needs: "search", name: "found by search in 300 passes", kind: "searched" };
 
 /** The curve of a bound, for the picture, model and class of a place; `onChange` when there is more of it. */
 export class Bound {
