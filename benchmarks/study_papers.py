@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from study_results import BASE, NAMES, Result, markdown
+from study_results import BASE, FORMER_PROTOCOL, NAMES, Result, markdown
 
 from aha.bench import read_run
 from aha.bench.papers import printed_beside, printed_values
@@ -30,7 +30,8 @@ INTRODUCTION = """\
 Printed numbers come from other weights, more images and finer protocols: as a rule orders and directions can be
 compared, values cannot; where the very network of a table was at hand, a section of its own compares values. *n*
 counts photographs, in mosaics maps; ± is the standard error of the mean difference on common photographs, or of our
-mean. [What it says](index.md)."""
+mean. Rows marked *earlier* are of curves in 4 or 8 steps; AHA's rows under *MDA's protocol* are of a former explainer.
+[What it says](index.md)."""
 PAPER_TABLES = ("caap-table14", "mda-table5")
 MANY_ERRORS = 2
 
@@ -77,7 +78,7 @@ def faithfulness(name: str, results: Sequence[Result]) -> str:
     shown = [method for method in ours if any(method in values for values in printed.values())]
     rows = [
         [
-            f"`{ours[method].method}`",
+            f"`{ours[method].method}`" + (" (earlier)" if ours[method].protocol == FORMER_PROTOCOL else ""),
             str(ours[method].n),
             f"{ours[method].ins_del:.3f}",
             "" if method == BASE else f"{ours[method].gap:+.3f} ± {ours[method].gap_se:.3f}",
