@@ -251,7 +251,6 @@ class Racing:
         """Which rows are of the present methods, settings and pictures."""
         count = self.race.rounds[-1][1] if self.race.rounds else 0
         found = set(self.bench.cells.done.values())
-        self.race.pictures = self._pictures(count)
         self.race.cells = sorted(
             key
             for image in choose(self.bench.images, count, self.plan.seed)
@@ -266,6 +265,7 @@ class Racing:
             self._round(store, methods, images)
         while ahead := self._next(total):
             race.rounds.append(ahead)
+            race.pictures = self._pictures(ahead[1])
             race.write(self.out)
             if not self._round(store, *ahead):
                 break
