@@ -15,6 +15,7 @@ from worlds import tiny_model
 
 from aha.bench import Plan, run, write_report
 from aha.bench.store import Store, read_cells
+from aha.results.figures import as_bytes, plot_trade_off
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _PATIENCE = 180  # seconds; a busy machine is slow, not wrong
@@ -90,3 +91,10 @@ def test_a_page_with_many_images_and_methods_stays_small(plan: Plan, tmp_path: P
     text = page.read_bytes()
     assert text.count(b"data:image/jpeg") == 6 * 9  # the most telling cases, each with its best and worst methods
     assert len(text) < _LARGEST
+
+
+def test_methods_that_take_the_same_time_can_be_drawn() -> None:
+    points = {"one": (0.002, 0.1, 0.01), "other": (0.002, 0.2, 0.01)}
+    figure = plot_trade_off(points, quality="Ins-Del", direction="higher", title="both in 2 ms")
+    left, right = figure.axes[0].get_xlim()
+    assert left < 0.002 < right and as_bytes(figure, "svg")

@@ -72,7 +72,8 @@ def test_unfinished_headers_make_way_for_others(place: tuple[str, int], monkeypa
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(opened(place, UNFINISHED)) for _ in range(300)]
         assert about(place)["version"]
-        slow[0].sendall(b"y\r\n")  # the oldest went first
+        with contextlib.suppress(ConnectionError):  # it may be gone altogether by now
+            slow[0].sendall(b"y\r\n")  # the oldest went first
         assert rest_of(slow[0]) == b""
 
 

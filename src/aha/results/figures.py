@@ -112,6 +112,9 @@ def plot_trade_off(
     axis.set_xlabel("seconds per map")
     axis.set_ylabel(f"{quality} {ARROWS[direction]}")
     axis.margins(x=0.12)  # room for names
+    fastest, slowest = (pick(seconds for seconds, _, _ in points.values()) for pick in (min, max))
+    if slowest < 1.01 * fastest:  # an axis of no length cannot be drawn
+        axis.set_xlim(fastest / 2, 2 * slowest)
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
     _name_points(axis, {name: (seconds, mean) for name, (seconds, mean, _) in points.items()})
