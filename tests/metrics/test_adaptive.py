@@ -223,7 +223,7 @@ def test_the_quick_one_is_about_as_near_as_32_even_steps_and_asks_less(images: T
     model, _ = counted()
     full = aha.evaluate(model, images, "random_map", [f"{name}(steps=224)" for name in metrics])
     expected = {(r.image, r.metric, r.reference): r.value for r in full.rows}
-    for name in ("quick", "quick-adaptive"):
+    for name in ("quick", "quick-adaptive", "sketch"):
         model, module = counted()
         rows = aha.evaluate(model, images, "random_map", name).rows
         shown[name] = len(module.seen)
@@ -231,6 +231,8 @@ def test_the_quick_one_is_about_as_near_as_32_even_steps_and_asks_less(images: T
         off[name] = np.mean([abs(value - expected[key]) for key, value in ours.items() if key[2] == "average"])
     assert shown["quick-adaptive"] < 0.9 * shown["quick"]  # rougher curves than those of real networks, as above
     assert off["quick-adaptive"] < 1.5 * off["quick"]
+    assert shown["sketch"] < 0.7 * shown["quick-adaptive"]
+    assert off["sketch"] < 4 * off["quick"] and off["sketch"] < 0.02
 
 
 @pytest.mark.parametrize("name, accuracy", [("deletion", "positive"), ("insertion", "negative")])

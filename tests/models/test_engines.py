@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,6 +95,33 @@ def test_a_copy_works_in_the_models_precision(engine: str) -> None:
     away = (found - expected).abs().max()
     assert away <= 4 * (rounded - expected).abs().max()
     assert fast.engine_facts["largest_probability_change"] <= forward_only.MOST_CHANGE["bfloat16"]
+
+
+@pytest.mark.skipif(not installed("openvino") or not Path("/proc/self/task").is_dir(), reason="OpenVINO on Linux")
+def test_openvino_ties_no_thread_to_a_core() -> None:
+    """They would be the same cores in every process, so that two processes share one."""
+    allowed = frozenset(os.sched_getaffinity(0))
+    if len(allowed) < 2:
+        pytest.skip("one core leaves nothing to choose")
+    fast = aha.load_model(network(), engine="openvino", batch_size=8)
+    fast.outputs(images(8))
+    assert fast.engine_facts["engine"] == "openvino"
+    seen: set[frozenset[int]] = set()
+    is_over = threading.Event()
+
+    def watch() -> None:  # it ties threads while it works, and lets go of them afterwards
+        while not is_over.is_set():
+            for task in Path("/proc/self/task").iterdir():
+                with suppress(ProcessLookupError):
+                    seen.add(frozenset(os.sched_getaffinity(int(task.name))))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(300):
+        fast.outputs(images(8))
+    is_over.set()
+    watcher.join()
+    assert seen == {allowed}
 
 
 class Recorder:

@@ -143,7 +143,12 @@ def _openvino(private: nn.Module, example: Tensor, precision: str) -> FastCopy:
     import openvino
 
     # By way of the graph: the converter of modules reports its use over the network.
-    settings = {"INFERENCE_PRECISION_HINT": _HINTS[precision], "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    settings = {
+        "INFERENCE_PRECISION_HINT": _HINTS[precision],
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        # Else every process ties its threads to the same first cores, and two of them share one.
+        "ENABLE_CPU_PINNING": False,
+    }
     core = openvino.Core()
     compiled = core.compile_model(core.read_model(_graph(private, example)), "CPU", settings)
 
