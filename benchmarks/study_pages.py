@@ -1,42 +1,50 @@
-"""All pages, the figure and the CSV of `docs/results`, from the stored rows of `study.py`. No model is touched.
+"""All pages, the figure and the CSV files of `docs/results`, from what the study measured. No model is touched.
 
-    python benchmarks/study_pages.py RUNS --out docs/results
+    python benchmarks/study_pages.py RUNS --data val.csv --out docs/results
+    python benchmarks/study_pages.py --out docs/results
 
 Every run is a folder of RUNS: `resnet18`, `efficientnet_lite0`, `vit_tiny`, `clip_vit_b16`; the published tables
 `caap-table14` and `mda-table5`; and, for the papers' page, `mosaics-MODEL` (metrics `grid` and `var`) and
-`randomised-MODEL` (metric `randomisation`). Methods and pages without a run keep what was said of them before, marked
-as such.
+`randomised-MODEL` (metric `randomisation`). What they say joins what `scores_parts.csv` has of other photographs;
+without runs the pages are made of that alone. `--forget aha` drops what is known of methods with this name in them, for
+a new explainer. Sections of the papers' page without a run keep what they said.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import re
-from dataclasses import asdict, fields
+from itertools import groupby
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from study import Photographs
 from study_papers import papers_page
 from study_results import (
     BASE,
     FORMER_PROTOCOL,
+    LEADER,
     NAMES,
+    PARTS,
     SUMMARY,
     TAIL,
     Result,
-    former_results,
+    by_gap,
     joined,
     markdown,
-    results_of,
+    parts_of,
+    put_together,
+    read_results,
+    write_results,
 )
 
 from aha.bench import read_run
 
 ORDER = f"""Sorted by the difference to `{BASE}` on the photographs that both were measured on, whose number stands in
-brackets where it is smaller than *n*. Deletion, Insertion and Ins-Del are means over a method's own *n* photographs, so
-that methods of different *n* are compared by the difference, not by them.
+brackets where it is smaller than *n*; so does that of the photographs in common with `{LEADER}`, where differences to
+it were noted. Deletion, Insertion and Ins-Del are means over a method's own *n* photographs, so
+that methods of different *n* are compared by the differences, not by them.
 
 """
 COLUMNS = 2  # networks beside each other in the figure
@@ -53,20 +61,25 @@ COLOURS = {
 
 
 def tables(results: list[Result]) -> str:
-    """One for each protocol: values of different ones are not compared."""
+    """Curves of the earlier study apart: their values are not compared with the others."""
     parts = []
-    for protocol in dict.fromkeys(result.protocol for result in sorted(results, key=lambda r: -r.n)):
-        own = [result for result in results if result.protocol == protocol]
-        least, most = (pick(r.n for r in own) for pick in (min, max))
-        heading = "An earlier, smaller study: " if protocol == FORMER_PROTOCOL else "Protocol "
-        photographs = f"{least} to {most}" if least < most else f"{most}"
-        parts.append(f"{heading}{protocol}, {photographs} photographs.\n\n{table(own)}")
+    for is_former in (False, True):
+        own = [result for result in results if (result.protocol == FORMER_PROTOCOL) == is_former]
+        if own:
+            least, most = (pick(r.n for r in own) for pick in (min, max))
+            used = sorted({name for result in own for name in result.protocol.split(" and ")})
+            heading = "An earlier, smaller study: " if is_former else "Protocol " if len(used) == 1 else "Protocols "
+            photographs = f"{least} to {most}" if least < most else f"{most}"
+            parts.append(f"{heading}{', '.join(used)}; {photographs} photographs.\n\n{table(own)}")
     return "\n".join(parts)
 
 
 def table(results: list[Result]) -> str:
     """As Markdown."""
-    heads = ["method", "n", "Deletion ↓", "Insertion ↑", "Ins-Del ↑", f"against `{BASE}`", "seconds", "passes"]
+    heads = ["method", "n", "Deletion ↓", "Insertion ↑", "Ins-Del ↑", f"against `{BASE}`"]
+    is_compared = any(r.beside for r in results)
+    heads += [f"against `{LEADER}`"] if is_compared else []
+    heads += ["seconds", "passes"]
     measured = any(not math.isnan(r.headroom) for r in results)
     heads += ["headroom ↑", "its worst tenth ↑"] if measured else []
     rows = [
@@ -76,7 +89,8 @@ def table(results: list[Result]) -> str:
             f"{r.deletion:.3f}",
             f"{r.insertion:.3f}",
             f"{r.ins_del:.3f} ± {r.ins_del_se:.3f}",
-            "" if r.method == BASE else _difference(r),
+            "" if r.method == BASE else _difference(r.gap, r.gap_se, r.common, r.n),
+            *([_beside(r)] if is_compared else []),
             f"{r.seconds:.2f}",
             f"{r.forward:.0f} + {r.backward:.0f}",
             *([_headroom(r), _share(r.worst_tenth)] if measured else []),
@@ -93,9 +107,15 @@ def table(results: list[Result]) -> str:
     return markdown(heads, rows) + note
 
 
-def _difference(result: Result) -> str:
-    of = f" ({result.common})" if 0 < result.common < result.n else ""
-    return f"{result.gap:+.3f} ± {result.gap_se:.3f}{of}"
+def _difference(mean: float, error: float, common: int, n: int) -> str:
+    of = f" ({common})" if 0 < common < n else ""
+    return f"{mean:+.3f} ± {error:.3f}{of}"
+
+
+def _beside(result: Result) -> str:
+    if not result.beside or result.method == LEADER:
+        return ""
+    return _difference(result.behind, result.behind_se, result.beside, result.n)
 
 
 def _headroom(result: Result) -> str:
@@ -150,31 +170,38 @@ def short(method: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser.add_argument("runs", type=Path, nargs="?", help="folder of the runs")
+    parser.add_argument("--data", type=Path, help="the list of photographs that the runs drew from")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--forget", action="append", default=[], metavar="NAME", help="methods that are others now")
     args = parser.parse_args()
-    present = {NAMES[place.name]: read_run(place) for place in sorted(args.runs.iterdir()) if place.name in NAMES}
-    fresh = {name: results_of(name, found.group("top1")) for name, found in present.items()}
-    former = former_results(args.out / SUMMARY)
-    known = {name: joined(fresh.get(name, []), former.get(name, [])) for name in NAMES.values()}
-    by_model = {name: results for name, results in known.items() if results}
     args.out.mkdir(parents=True, exist_ok=True)
-    write_summary(args.out / SUMMARY, by_model)
-    parts = [f"## {name}\n\n{tables(own)}" for name, own in by_model.items()]
-    (args.out / "tables.md").write_text("# All numbers\n\n" + ORDER + "\n".join(parts), encoding="utf-8")
+    known = [r for r in read_results(args.out / PARTS) if not any(name in r.method for name in args.forget)]
+    parts = joined(fresh_parts(args.runs, args.data) if args.runs else [], known)
+    parts.sort(key=lambda part: (list(NAMES.values()).index(part.model), part.method, part.photographs))
+    write_results(args.out / PARTS, parts, digits=6)
+    parts = read_results(args.out / PARTS)  # rounded: with the runs or without them, the pages are the same
+    by_model = {
+        model: by_gap(put_together(list(same)) for _, same in groupby(own, key=lambda part: part.method))
+        for model, own in ((model, list(own)) for model, own in groupby(parts, key=lambda part: part.model))
+    }
+    write_results(args.out / SUMMARY, (result for results in by_model.values() for result in results), digits=4)
+    shown = [f"## {name}\n\n{tables(own)}" for name, own in by_model.items()]
+    (args.out / "tables.md").write_text("# All numbers\n\n" + ORDER + "\n".join(shown), encoding="utf-8")
     figure(by_model, args.out / "quality_over_cost.svg")
-    (args.out / "papers.md").write_text(papers_page(args.runs, args.out / "papers.md", by_model), encoding="utf-8")
+    page = papers_page(args.runs or args.out / "none", args.out / "papers.md", by_model)
+    (args.out / "papers.md").write_text(page, encoding="utf-8")
 
 
-def write_summary(file: Path, by_model: dict[str, list[Result]]) -> None:
-    """All results as CSV."""
-    with file.open("w", encoding="utf-8", newline="") as out:
-        writer = csv.DictWriter(out, [f.name for f in fields(Result)], lineterminator="\n")
-        writer.writeheader()
-        for results in by_model.values():
-            for result in results:
-                rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(result).items()}
-                writer.writerow({k: "" if isinstance(v, float) and math.isnan(v) else v for k, v in rounded.items()})
+def fresh_parts(runs: Path, data: Path | None) -> list[Result]:
+    """What the runs of networks say, by blocks of photographs."""
+    found = {place.name: read_run(place) for place in sorted(runs.iterdir()) if place.name in NAMES}
+    if not found:
+        return []
+    if data is None:
+        raise SystemExit("--data is missing: the list of photographs that the runs drew from")
+    place = {name: rank for rank, name in enumerate(Photographs(data, runs).names)}
+    return [part for name, run in found.items() for part in parts_of(NAMES[name], run.group("top1"), place)]
 
 
 if __name__ == "__main__":

@@ -136,8 +136,13 @@ def choose(images: Sequence[BenchImage], limit: int | None, seed: int) -> list[B
     """A seeded choice of `limit` images, in the order of the data set; a larger limit contains the smaller one."""
     if limit is None or limit >= len(images):
         return list(images)
-    order = torch.randperm(len(images), generator=generator_of(seed))
-    return [images[index] for index in sorted(order[:limit].tolist())]
+    return [images[index] for index in sorted(drawn(len(images), seed)[:limit])]
+
+
+def drawn(count: int, seed: int) -> list[int]:
+    """Places of so many images in the order in which a growing limit takes them."""
+    places: list[int] = torch.randperm(count, generator=generator_of(seed)).tolist()
+    return places
 
 
 def mda_filter(model: TargetModel, images: Sequence[BenchImage], limit: int | None, batch_size: int) -> list[str]:
