@@ -1,0 +1,63 @@
+"""The sentence of a recommendation says what the numbers say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from aha.bench.sentence import sentence
+from aha.bench.standings import Standing
+
+
+def standing(
+    method: str, mean: float, behind: float, seconds: float, passes: float, p: float = 0.001, **checks: float
+) -> Standing:
+    error = math.nan if math.isnan(behind) else 0.01
+    return Standing(method, 16, mean, mean - 0.02, mean + 0.02, 16, behind, error, p, seconds, passes, checks)
+
+
+BEST = standing("rise", 0.5, math.nan, 1.6, 4000, stability=0.8, **{"class": 0.1})
+CAM = standing("grad_cam", 0.4, -0.1, 0.0132, 2, stability=0.9, **{"class": 0.2})
+LRP = standing("lrp", 0.35, -0.15, 0.3, 2, stability=0.2, **{"class": -0.6})
+GRADIENT = standing("gradient", 0.1, -0.4, 0.02, 2, stability=0.5, **{"class": 0.3})
+
+
+def test_it_names_the_best_its_lead_and_what_is_fast_enough() -> None:
+    found = sentence([BEST, CAM, GRADIENT])
+    assert found.startswith(
+        "Use rise: +0.100 ± 0.010 Ins-Del over grad_cam, the next, 2000 times more expensive (n = 16"
+    )
+    assert "grad_cam if you need it under 20 ms (where rise takes 1.6 s)" in found
+    assert "disagree" not in found, "three methods are too few to say so"
+
+
+def test_time_counts_not_passes() -> None:
+    slow = standing("lrp", 0.5, math.nan, 1.0, 2)
+    assert "grad_cam if you need it under 20 ms" in sentence([slow, CAM]), "as many passes, a fraction of the time"
+    assert "if you need it" not in sentence([CAM, LRP])
+
+
+def test_it_says_why_metrics_disagree() -> None:
+    found = sentence([BEST, CAM, LRP, GRADIENT])
+    assert found.endswith(
+        "the metrics disagree about lrp, because beside the others its maps change more with the class (rank "
+        "correlation -0.60, median of the others 0.20), but its maps change more under noise (rank correlation 0.20, "
+        "median of the others 0.80)."
+    )
+
+
+@pytest.mark.parametrize(
+    "seconds, limit", [(0.0009, "1 ms"), (0.02, "20 ms"), (0.021, "50 ms"), (0.051, "100 ms"), (0.6, "1.0 s")]
+)
+def test_limits_are_round_and_not_below_what_was_measured(seconds: float, limit: str) -> None:
+    fast = standing("grad_cam", 0.4, -0.1, seconds, 2)
+    slow = standing("rise", 0.5, math.nan, 60.0, 4000)
+    assert f"grad_cam if you need it under {limit} (" in sentence([slow, fast])
+
+
+def test_what_knows_nothing_of_the_model_is_no_advice() -> None:
+    bump = standing("center_map", 0.5, math.nan, 0.0, 0)
+    assert sentence([bump, CAM]).startswith(
+        "No method beats center_map, which knows nothing of the model, on 16 images"
+    )
