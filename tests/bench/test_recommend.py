@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -366,5 +367,11 @@ def test_the_command(photos: str, tmp_path: Path) -> None:
     answer = json.loads(done.stdout)
     assert answer["method"] in ("grad_cam", "random_map") and answer["call"].startswith("aha.explain(")
     assert "finished: nothing to compute" in CliRunner().invoke(app, [*command, "--dry-run"]).stdout
+    if find_spec("onnxruntime") and find_spec("onnx"):
+        fast = [*command, "--out", str(tmp_path / "fast"), "--engine", "onnxruntime", "--json"]
+        told = CliRunner().invoke(app, fast)
+        assert told.exit_code == 0, told.output
+        assert "engine='onnxruntime'" in json.loads(told.stdout)["call"]
+        assert json.loads((tmp_path / "fast" / "spent.txt").read_text().split()[0]) <= 700
     bad = CliRunner().invoke(app, [*command[:-1], "cpu", "--budget", "soon"])
     assert bad.exit_code == 1 and "not a time" in bad.output

@@ -98,6 +98,24 @@ def test_errors_in_texts_are_found_without_torch(options: tuple[str, ...], said:
     assert said in text
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("recommend",), ("bench", "--method", "grad_cam", "--out", "run"), ("train", "--out", "run")],
+    ids=lambda command: command[0],
+)
+def test_data_that_are_not_there_are_missed_without_torch(command: tuple[str, ...]) -> None:
+    code, heavy, text = run(*command, "--model", "timm:resnet18", "--data", "nowhere")
+    assert (code, heavy) == (1, [])
+    assert "nowhere does not exist" in text
+
+
+@pytest.mark.parametrize("command", [("report",), ("compare", "."), ("merge", "--out", "merged")])
+def test_a_run_that_is_not_there_is_missed_without_torch(command: tuple[str, ...]) -> None:
+    code, heavy, text = run(*command, "nowhere")
+    assert (code, heavy) == (1, [])
+    assert "nowhere is not the folder of a run" in text
+
+
 def test_names_are_completed_without_torch() -> None:
     words = {"COMP_WORDS": "aha explain --method grad_c", "COMP_CWORD": "3", "_AHA_COMPLETE": "complete_bash"}
     code, heavy, text = run(**words)

@@ -33,8 +33,9 @@ from aha.cli.options import (
 )
 from aha.cli.outlook import expected_seconds_of_run
 from aha.cli.reporting import INTERRUPTED, answer, bench_bar, print_json, reported, say_error
-from aha.cli.texts import check_place, check_texts, complete_method, complete_metric
+from aha.cli.texts import check_paths, check_place, check_texts, complete_method, complete_metric
 from aha.core.progress_line import duration
+from aha.errors import OutputError
 
 if TYPE_CHECKING:
     from aha.bench.estimate import Estimate
@@ -121,6 +122,7 @@ def bench(
             models=model or [], methods=method or [], metrics=metrics or [], scores=[] if score is None else [score]
         )
         check_place(on)
+        check_paths(str(place) for place in (data, imagenet) if place is not None)
         from aha.bench.papers import PREFIX, paper_plans
         from aha.bench.plan import make_plans, read_plans
         from aha.bench.runner import BenchRun
@@ -287,6 +289,7 @@ def report(
 ) -> None:
     """Make the page, tables and figures of a run from its stored rows, without a model."""
     with reported(debug=debug, quiet=quiet):
+        _check_there(run)
         from aha.bench.report import write_report
         from aha.bench.runs import read_run
 
@@ -303,6 +306,7 @@ def compare(
 ) -> None:
     """Compare two runs on the images that both have: differences with errors and paired tests."""
     with reported(debug=debug, quiet=quiet):
+        _check_there(first, second)
         from aha.bench.compare import as_text, compare_runs
 
         found = compare_runs(first, second)
@@ -319,7 +323,15 @@ def merge(
 ) -> None:
     """Put the results of several runs into one, each once."""
     with reported(debug=debug, quiet=quiet):
+        _check_there(*runs)
         from aha.bench.runs import merge_runs
 
         cells = merge_runs(runs, out)
         answer(lambda: {"run": str(out), "cells": cells}, lambda: f"{cells} cells: {out}", json=json, quiet=quiet)
+
+
+def _check_there(*runs: Path) -> None:
+    """Refuses a misspelt name at once; to read a run takes seconds of imports first."""
+    for run in runs:
+        if not run.is_dir():
+            raise OutputError(f"{run} is not the folder of a run")

@@ -10,6 +10,7 @@ import typer
 from aha.cli.options import (
     Debug,
     Device,
+    Engine,
     Fit,
     ImageSize,
     Json,
@@ -26,7 +27,7 @@ from aha.cli.options import (
     numbers,
 )
 from aha.cli.reporting import INTERRUPTED, answer, print_json, reported, say_error
-from aha.cli.texts import check_texts, complete_method
+from aha.cli.texts import check_paths, check_texts, complete_method
 from aha.core.progress_line import duration
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def recommend(
     fit: Fit = None,
     score: Score = None,
     precision: Precision = "float32",
+    engine: Engine = "eager",
     batch_size: Annotated[int, typer.Option(min=1, help="Most images explained at once.")] = 8,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will cost, and stop.")] = False,
     seed: Seed = 0,
@@ -73,6 +75,7 @@ def recommend(
     """Race the methods that fit a model on your own images, within a budget, and say which one to use."""
     with reported(debug=debug, quiet=quiet):
         check_texts(models=[model], methods=method or [], scores=[score] if score else [])
+        check_paths([data])
 
         from aha.bench.recommend import outlook, prepare, settle
         from aha.models import load_model
@@ -89,6 +92,7 @@ def recommend(
             score=score,
             device=device,
             precision=cast("Any", precision),  # checked there too
+            engine=cast("Any", engine),
         )
         racing = prepare(
             loaded,
@@ -113,6 +117,7 @@ def recommend(
                 fit=fit,
                 score=score,
                 precision=None if precision == "float32" else precision,
+                engine=None if engine == "eager" else engine,
             ),
             on_step=(lambda progress: None) if quiet or json else _say,
         )

@@ -25,7 +25,7 @@ from aha.cli.options import (
     numbers,
 )
 from aha.cli.reporting import INTERRUPTED, print_json, reported, say_error, training_bar
-from aha.cli.texts import check_texts
+from aha.cli.texts import check_paths, check_texts
 
 
 def train(
@@ -71,6 +71,7 @@ def train(
     """
     with reported(debug=debug, quiet=quiet):
         check_texts(models=[model], scores=[score] if score else [])
+        check_paths(str(place) for place in (data, validation) if place is not None)
 
         from aha.core.disk import check_writable
         from aha.learned.engine import launched_device
