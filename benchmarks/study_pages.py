@@ -7,7 +7,8 @@ Every run is a folder of RUNS: `resnet18`, `efficientnet_lite0`, `vit_tiny`, `cl
 `caap-table14` and `mda-table5`; and, for the papers' page, `mosaics-MODEL` (metrics `grid` and `var`) and
 `randomised-MODEL` (metric `randomisation`). What they say joins what `scores_parts.csv` has of other photographs;
 without runs the pages are made of that alone. `--forget aha` drops what is known of methods with this name in them, for
-a new explainer. Sections of the papers' page without a run keep what they said.
+a new explainer. Sections of the papers' page without a run keep what they said. `index.md` is written by hand; its
+tables between `<!-- study: NAME -->` and `<!-- end -->` are filled in.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from collections import Counter
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from study import Photographs
+from study import CHEAP, Photographs
 from study_papers import papers_page
 from study_results import (
     BASE,
@@ -27,6 +30,7 @@ from study_results import (
     LEADER,
     NAMES,
     PARTS,
+    REFINED,
     SUMMARY,
     TAIL,
     Result,
@@ -40,6 +44,7 @@ from study_results import (
 )
 
 from aha.bench import read_run
+from aha.results.headroom import is_oracle
 
 ORDER = f"""Sorted by the difference to `{BASE}` on the photographs that both were measured on, whose number stands in
 brackets where it is smaller than *n*; so does that of the photographs in common with `{LEADER}`, where differences to
@@ -47,6 +52,7 @@ it were noted. Deletion, Insertion and Ins-Del are means over a method's own *n*
 that methods of different *n* are compared by the differences, not by them.
 
 """
+ENOUGH = 20  # photographs in common, at least, for a method to be named as the best of the others
 COLUMNS = 2  # networks beside each other in the figure
 NAME_WIDTH, NAME_HEIGHT = math.log(5), 0.019  # of a name in the figure: a factor of passes, a share of the values
 COLOURS = {
@@ -127,6 +133,66 @@ def _share(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.2f}"
 
 
+def coverage(by_model: dict[str, list[Result]]) -> str:
+    """How far the study has come: photographs of each kind of method."""
+    heads = ["network", "protocols", "AHA and Grad-CAM", f"methods below {CHEAP} passes", "others", "searched"]
+    rows = []
+    for name, results in by_model.items():
+        first = [r for r in results if r.method in (LEADER, BASE)]
+        rest = [r for r in results if r not in first and not is_oracle(r.method)]
+        cheap = [r for r in rest if r.forward + r.backward < CHEAP]
+        used = sorted({part for r in results for part in r.protocol.split(" and ")})
+        rows.append(
+            [
+                name,
+                ", ".join(f"`{text}`" if text != FORMER_PROTOCOL else text for text in used),
+                *(_counts(own) for own in (first, cheap, [r for r in rest if r not in cheap])),
+                _counts([r for r in results if is_oracle(r.method)]),
+            ]
+        )
+    return markdown(heads, rows)
+
+
+def _counts(results: list[Result]) -> str:
+    """How many photographs, and of how many methods, the most first."""
+    counts = Counter(r.n for r in results)
+    if len(counts) == 1:
+        return str(results[0].n)
+    return ", ".join(f"{n} ({counts[n]})" for n in sorted(counts, reverse=True)) or "–"
+
+
+def leaders(by_model: dict[str, list[Result]]) -> str:
+    """One look of AHA beside Grad-CAM and beside the best of the others, and what three steps add."""
+    heads = ["network", "AHA, one look", "ahead of Grad-CAM by", "the best of the others: AHA ahead of it by"]
+    heads += ["three refinement steps add"]
+    rows = []
+    for name, results in by_model.items():
+        own = {r.method: r for r in results}
+        if LEADER not in own or own[LEADER].protocol == FORMER_PROTOCOL:
+            continue
+        others = [r for r in results if "aha" not in r.method and r.beside >= ENOUGH]
+        nearest = sorted((r for r in others if r.method != BASE), key=lambda r: -r.behind)[:3]
+        steps, look = own.get(REFINED), own[LEADER]
+        rows.append(
+            [
+                name,
+                f"**{look.ins_del:.3f}** ({look.n})",
+                f"**{look.gap:.3f} ± {look.gap_se:.3f}** ({look.common})",
+                "; ".join(f"`{r.method}` {-r.behind:.3f} ± {r.behind_se:.3f} ({r.beside})" for r in nearest) or "–",
+                f"{steps.behind:.3f} ± {steps.behind_se:.3f} ({steps.beside})" if steps and steps.beside else "–",
+            ]
+        )
+    return markdown(heads, rows)
+
+
+def filled_in(page: str, made: Mapping[str, str]) -> str:
+    """A page with its marked tables made anew."""
+    for name, text in made.items():
+        marked = re.compile(rf"(<!-- study: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        page = marked.sub(lambda found, text=text: f"{found[1]}{text}{found[2]}", page)  # type: ignore[misc]
+    return page
+
+
 def figure(by_model: dict[str, list[Result]], path: Path) -> None:
     """Quality over the passes through the model, a backward pass counted twice."""
     plt.rcParams["svg.hashsalt"] = "study"
@@ -189,6 +255,10 @@ def main() -> None:
     shown = [f"## {name}\n\n{tables(own)}" for name, own in by_model.items()]
     (args.out / "tables.md").write_text("# All numbers\n\n" + ORDER + "\n".join(shown), encoding="utf-8")
     figure(by_model, args.out / "quality_over_cost.svg")
+    index = args.out / "index.md"
+    if index.is_file():
+        made = {"coverage": coverage(by_model), "leaders": leaders(by_model)}
+        index.write_text(filled_in(index.read_text(encoding="utf-8"), made), encoding="utf-8")
     page = papers_page(args.runs or args.out / "none", args.out / "papers.md", by_model)
     (args.out / "papers.md").write_text(page, encoding="utf-8")
 

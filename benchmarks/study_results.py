@@ -28,7 +28,7 @@ NAMES = {
     "vit_tiny": "ViT-Ti/16",
     "clip_vit_b16": "CLIP ViT-B/16",
 }
-BASE, LEADER = "grad_cam", "aha"
+BASE, LEADER, REFINED = "grad_cam", "aha", "aha(refine=3)"
 FORMER_PROTOCOL = "ins_del in 4 or 8 steps"
 SUMMARY, PARTS = "scores_summary.csv", "scores_parts.csv"
 BLOCK = 50  # photographs of a part at most

@@ -56,6 +56,7 @@ def test_the_pages_are_made_by_one_command(plan: Plan, data: Path, tmp_path: Pat
     (out / "papers.md").write_text(
         "# Old\n\n## Mosaics, without and with VAR\n\n### ResNet-18 (in brackets)\n\nkept text\n"
     )
+    (out / "index.md").write_text("By hand.\n\n<!-- study: coverage -->\nstale\n<!-- end -->\n\nBy hand too.\n")
     pages(out, str(runs), "--data", str(data / "list.csv"), "--forget", "aha")
     rows = list(csv.DictReader((out / "scores_summary.csv").read_text().splitlines()))
     assert [row["model"] for row in rows] == ["ResNet-18"] * 4 + ["CLIP ViT-B/16"]
@@ -70,6 +71,9 @@ def test_the_pages_are_made_by_one_command(plan: Plan, data: Path, tmp_path: Pat
     assert page.startswith("# Where the papers hold") and "kept text" in page
     assert "## The same network" in page and "| `simple_deletion` | deletion | 6 |" in page
     assert (out / "quality_over_cost.svg").is_file()
+    index = (out / "index.md").read_text()
+    assert index.startswith("By hand.\n") and index.endswith("By hand too.\n") and "stale" not in index
+    assert "| ResNet-18 |" in index and "26 (1), 24 (1)" in index
 
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     pages(out)  # of what it has kept, on a machine without the runs
