@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -45,6 +46,11 @@ def test_it_says_why_metrics_disagree() -> None:
         "correlation -0.60, median of the others 0.20), but its maps change more under noise (rank correlation 0.20, "
         "median of the others 0.80)."
     )
+
+    noisier = replace(GRADIENT, checks={"stability": 0.1, "class": -0.9})
+    assert "disagree about grad_cam" in sentence([BEST, CAM, LRP, noisier]), "the best one of those that are disputed"
+    bump = standing("center_map", 0.2, -0.3, 0.0, 0, stability=1.0, **{"class": 1.0})
+    assert found == sentence([BEST, CAM, LRP, GRADIENT, bump]), "what knows nothing of the model is no measure"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from aha.errors import AhaError
 from aha.methods import load_method
 
 _CHEAPER = 4  # times, for a cost to be worth a word
-_DISPUTED = 0.6  # of all places, between a method's best and worst rank
+_DISPUTED = 0.7  # of all places, between a method's best and worst rank
 # What it means to be among the first by a metric, and among the last.
 _MEANING = {
     "faithfulness": (
@@ -88,7 +88,7 @@ def _rounded_up(seconds: float) -> float:
 
 
 def _disputed(standings: Sequence[Standing]) -> str:
-    """The method about which the metrics disagree most, if they do, and what it is that they see."""
+    """The best method about which the metrics disagree, if there is one, and what it is that they see."""
     ranks: dict[str, dict[str, float]] = {}
     for name in METRIC_OF:
         scores = scores_by(standings, name)
@@ -96,11 +96,11 @@ def _disputed(standings: Sequence[Standing]) -> str:
         if len(order) >= LEAST_COMMON:
             for place, method in enumerate(order):
                 ranks.setdefault(method, {})[name] = place / (len(order) - 1)
-    spreads = {m: max(own.values()) - min(own.values()) for m, own in ranks.items() if len(own) > 1}
-    spreads = {m: spread for m, spread in spreads.items() if _family(m) != "baseline"}
-    if not spreads or max(spreads.values()) < _DISPUTED:
+    spreads = {m: max(own.values()) - min(own.values()) for m, own in ranks.items() if _family(m) != "baseline"}
+    disputed = [s.method for s in standings if spreads.get(s.method, 0.0) >= _DISPUTED]
+    if not disputed:
         return ""
-    method = max(spreads, key=lambda m: spreads[m])
+    method = disputed[0]
     high, low = (pick(ranks[method], key=lambda name: ranks[method][name]) for pick in (min, max))
     return (
         f"the metrics disagree about {method}, because beside the others {_MEANING[high][0]} "
@@ -111,7 +111,11 @@ def _disputed(standings: Sequence[Standing]) -> str:
 
 def _beside_others(method: str, standings: Sequence[Standing], name: str) -> str:
     values = {s.method: s.mean if name == "faithfulness" else s.checks.get(name, math.nan) for s in standings}
-    others = [value for other, value in values.items() if other != method and not math.isnan(value)]
+    others = [
+        value
+        for other, value in values.items()
+        if other != method and not math.isnan(value) and _family(other) != "baseline"
+    ]
     unit = _UNIT.get(name, "rank correlation")
     return f"{unit} {values[method]:.2f}, median of the others {statistics.median(others):.2f}"
 
