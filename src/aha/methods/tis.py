@@ -12,6 +12,7 @@ from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method, runs_of_one_image, seeded_generator
 from aha.methods.cost import Cost
+from aha.methods.machinery.stretching import stretched
 from aha.models import TargetModel
 
 
@@ -23,6 +24,8 @@ class TIS(Method):
     1. The outputs of all blocks give one vector over the N patch tokens for each of their L * D channels.
     2. The centres of k-means clusters of these vectors are the samples' preferences; each keeps its top share.
     3. `M_j = sum_m p_m b_mj / sum_m b_mj`, `p_m` being the score with the tokens `b_m` and those without a place.
+    4. M is stretched to [0, 1], as the published code ends: a mean of scores stands on an offset that says nothing
+       about places.
 
     Attributes:
         masks: how many samples; at most one for two channels.
@@ -56,7 +59,7 @@ class TIS(Method):
             for label in classes[rows]:
                 scores = model.score(outputs, label.expand(len(outputs))).to(shown)  # (M,)
                 maps.append((scores @ shown / shown.sum(dim=0).clamp(min=1)).view(layout.grid))
-        return torch.stack(maps).to(images)  # (B, h, w)
+        return stretched(torch.stack(maps)).to(images)  # (B, h, w)
 
     def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
         why = model.block_limits(size).tokens

@@ -15,6 +15,7 @@ from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, method, runs_of_one_image, seeded_generator
 from aha.methods.cost import Cost, channels_read
+from aha.methods.machinery.stretching import stretched
 from aha.models import TargetModel
 
 
@@ -26,6 +27,8 @@ class ViTCX(Method):
     1. Each channel of the tokens that the last attention reads, enlarged and stretched to [0, 1], is a mask.
     2. Masks whose cosine distance is below `threshold` are added up (complete linkage) and stretched again: K masks.
     3. The noise keeps masked areas from looking like something; what it does by itself is subtracted.
+    4. M is stretched to [0, 1], as MDA's code does before it looks at magnitudes: as a mean of scores it stands on an
+       offset that says nothing about places.
 
     For other networks the deepest stage on which the outputs depend takes the place of the tokens.
 
@@ -64,7 +67,7 @@ class ViTCX(Method):
             for label in classes[rows]:
                 seen, alone, whole = (model.score(x, label.expand(len(x))) for x in (masked, noisy, outputs))
                 maps.append(weighted(masks, (seen - alone + whole).to(masks)))
-        return torch.stack(maps).to(images)  # (B, H, W)
+        return stretched(torch.stack(maps)).to(images)  # (B, H, W)
 
     def _ask(self, model: TargetModel, image: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs (K, classes) for the masked images with noise, and for the image with the same noise."""
@@ -96,12 +99,6 @@ def cosine_distances(masks: Tensor) -> Tensor:
     """Of each mask (N, H, W) to each other, (N, N)."""
     unit = F.normalize(masks.flatten(1), dim=1)
     return 1 - unit @ unit.T
-
-
-def stretched(maps: Tensor) -> Tensor:
-    """Each map (N, H, W) from 0 to 1; flat ones are 0."""
-    low, high = (getattr(maps, end)(dim=(1, 2), keepdim=True) for end in ("amin", "amax"))
-    return torch.where(high > low, (maps - low) / (high - low).clamp(min=1e-12), 0)
 
 
 def weighted(masks: Tensor, scores: Tensor) -> Tensor:
