@@ -52,6 +52,17 @@ it were noted. Deletion, Insertion and Ins-Del are means over a method's own *n*
 that methods of different *n* are compared by the differences, not by them.
 
 """
+COMPARED = (
+    REFINED,
+    LEADER,
+    "shapley_sampling",
+    "lrp",
+    "inflow",
+    BASE,
+    "mda(grid=7)",
+    "integrated_gradients(steps=20)",
+    "center_map",
+)
 ENOUGH = 20  # photographs in common, at least, for a method to be named as the best of the others
 COLUMNS = 2  # networks beside each other in the figure
 NAME_WIDTH, NAME_HEIGHT = math.log(5), 0.019  # of a name in the figure: a factor of passes, a share of the values
@@ -170,7 +181,7 @@ def leaders(by_model: dict[str, list[Result]]) -> str:
         own = {r.method: r for r in results}
         if LEADER not in own or own[LEADER].protocol == FORMER_PROTOCOL:
             continue
-        others = [r for r in results if "aha" not in r.method and r.beside >= ENOUGH]
+        others = [r for r in results if "aha" not in r.method and r.family != "baseline" and r.beside >= ENOUGH]
         nearest = sorted((r for r in others if r.method != BASE), key=lambda r: -r.behind)[:3]
         steps, look = own.get(REFINED), own[LEADER]
         rows.append(
@@ -183,6 +194,20 @@ def leaders(by_model: dict[str, list[Result]]) -> str:
             ]
         )
     return markdown(heads, rows)
+
+
+def headrooms(by_model: dict[str, list[Result]]) -> str:
+    """What some methods reach of what a search found, on average and on the worst tenth."""
+    searched = {name: {r.method: r for r in own} for name, own in by_model.items() if any(r.headroom_n for r in own)}
+
+    def cell(found: Result | None) -> str:
+        if found is None or math.isnan(found.headroom):
+            return "–"
+        tail = "" if math.isnan(found.worst_tenth) else f", {found.worst_tenth:.2f}"
+        return f"{found.headroom:.2f}{tail} ({found.headroom_n})"
+
+    rows = [[f"`{method}`", *(cell(own.get(method)) for own in searched.values())] for method in COMPARED]
+    return markdown(["mean, worst tenth (photographs)", *searched], rows)
 
 
 def filled_in(page: str, made: Mapping[str, str]) -> str:
@@ -257,7 +282,7 @@ def main() -> None:
     figure(by_model, args.out / "quality_over_cost.svg")
     index = args.out / "index.md"
     if index.is_file():
-        made = {"coverage": coverage(by_model), "leaders": leaders(by_model)}
+        made = {"coverage": coverage(by_model), "leaders": leaders(by_model), "headroom": headrooms(by_model)}
         index.write_text(filled_in(index.read_text(encoding="utf-8"), made), encoding="utf-8")
     page = papers_page(args.runs or args.out / "none", args.out / "papers.md", by_model)
     (args.out / "papers.md").write_text(page, encoding="utf-8")
