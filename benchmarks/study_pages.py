@@ -219,7 +219,7 @@ def filled_in(page: str, made: Mapping[str, str]) -> str:
 
 
 def figure(by_model: dict[str, list[Result]], path: Path) -> None:
-    """Quality over the passes through the model, a backward pass counted twice."""
+    """Quality over the passes through the model, a backward pass counted twice; heights as `_height` has them."""
     plt.rcParams["svg.hashsalt"] = "study"
     rows = math.ceil(len(by_model) / COLUMNS)
     drawn, axes = plt.subplots(rows, COLUMNS, figsize=(6.4 * COLUMNS, 6.4 * rows), squeeze=False)
@@ -227,9 +227,11 @@ def figure(by_model: dict[str, list[Result]], path: Path) -> None:
         axis.remove()
     for axis, (name, results) in zip(axes.flat, by_model.items(), strict=False):
         base = next(r for r in results if r.method == BASE)
-        places = [(max(0.5, r.forward + 2 * r.backward), base.ins_del + r.gap, r) for r in results]
+        leader = next((r for r in results if r.method == LEADER), None)
+        places = [(max(0.5, r.forward + 2 * r.backward), _height(r, base, leader), r) for r in results]
         for cost, height, r in places:
-            axis.errorbar(cost, height, r.gap_se, fmt="o", color=COLOURS[r.family], ms=5, lw=0.8)
+            error = max(r.gap_se, r.behind_se) if _is_beside(r) else r.gap_se
+            axis.errorbar(cost, height, error, fmt="o", color=COLOURS[r.family], ms=5, lw=0.8)
         written: list[tuple[float, float]] = []
         line = NAME_HEIGHT * (max(height for _, height, _ in places) - min(height for _, height, _ in places))
         for cost, height, r in sorted(places, key=lambda place: place[1]):
@@ -252,6 +254,22 @@ def figure(by_model: dict[str, list[Result]], path: Path) -> None:
         axis.set_ylabel("Ins-Del")
     drawn.tight_layout()
     drawn.savefig(path, metadata={"Date": None})
+
+
+def _height(result: Result, base: Result, leader: Result | None) -> float:
+    """Ins-Del as it would be on all photographs, by the differences to Grad-CAM and to AHA on those in common.
+
+    Some of the photographs may suit one of the two: where both differences are known, of at least half as many
+    photographs, it is the mean of what they say.
+    """
+    by_base = base.ins_del + result.gap
+    if leader is None or not _is_beside(result):
+        return by_base
+    return (by_base + base.ins_del + leader.gap + result.behind) / 2
+
+
+def _is_beside(result: Result) -> bool:
+    return result.method not in (BASE, LEADER) and 0 < result.common <= 2 * result.beside
 
 
 def short(method: str) -> str:
