@@ -116,6 +116,13 @@ def test_a_run_that_is_not_there_is_missed_without_torch(command: tuple[str, ...
     assert "nowhere is not the folder of a run" in text
 
 
+@pytest.mark.parametrize("option", ["--run", "--images", "--explainer", "--weights"])
+def test_what_the_explorer_is_to_show_is_missed_without_torch(option: str) -> None:
+    code, heavy, text = run("serve", option, "nowhere")
+    assert (code, heavy) == (1, [])
+    assert "nowhere does not exist" in text
+
+
 def test_names_are_completed_without_torch() -> None:
     words = {"COMP_WORDS": "aha explain --method grad_c", "COMP_CWORD": "3", "_AHA_COMPLETE": "complete_bash"}
     code, heavy, text = run(**words)

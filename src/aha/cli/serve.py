@@ -10,7 +10,7 @@ import typer
 from aha.cli.completion import complete_model
 from aha.cli.options import BatchSize, Debug, Device, NoPretrained, Quiet
 from aha.cli.reporting import reported
-from aha.cli.texts import check_texts
+from aha.cli.texts import check_paths, check_texts
 
 
 def serve(
@@ -45,6 +45,7 @@ def serve(
     """Open the explorer: look at maps, scrub through deletion and insertion, compare classes, browse runs."""
     with reported(debug=debug, quiet=quiet):
         check_texts(models=model or [])
+        check_paths(str(place) for given in (weights, explainer, run, images) for place in given or ())
         try:
             from aha.web import serving
         except ModuleNotFoundError as error:
