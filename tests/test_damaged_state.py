@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from aha.bench.plan import Plan
-from aha.bench.race import Race
+from aha.bench.race_record import Race
 from aha.bench.recommend import recommend
 from aha.bench.runner import BenchRun
 from aha.bench.store import read_cells, read_map

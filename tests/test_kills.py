@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aha.bench.race import Race
+from aha.bench.race_record import Race
 from aha.bench.store import read_cells
 from aha.learned.explainer import Explainer
 from command_line import MODEL, items, pictures, run

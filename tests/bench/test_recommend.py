@@ -22,7 +22,8 @@ from worlds import make_data
 
 import aha
 from aha.bench.budget import SPENT, Account, Budget, BudgetSpent, metered, read_duration
-from aha.bench.race import RACE, Race, faithfulness, own_group, ranking
+from aha.bench.race_record import RACE, Race
+from aha.bench.ranking import faithfulness, own_group, ranking
 from aha.bench.recommend import candidates, outlook, prepare
 from aha.bench.recommendation import Recommendation, recommendation
 from aha.cli import app

@@ -13,35 +13,32 @@ would go over it is not made.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aha.bench.budget import Account, Budget, BudgetSpent, metered
 from aha.bench.cells import Cells
 from aha.bench.plan import Plan, Work
+from aha.bench.race_record import Race
+from aha.bench.ranking import FAITHFULNESS, faithfulness, median, own_group, ranking
 from aha.bench.runner import BenchRun, Step
-from aha.bench.runs import Group, read_run
+from aha.bench.runs import Group
 from aha.bench.significance import LEVEL, paired_p
 from aha.bench.store import Store
 from aha.bench.tables import differences
 from aha.core.disk import result_key
-from aha.core.ledger import read_record, write_record
 from aha.data.datasets import BenchImage, choose
-from aha.errors import DamageWarning, OutputError, SpecError
+from aha.errors import OutputError, SpecError
 from aha.methods import Method
 from aha.metrics import load_metric
-from aha.metrics.curves import AVERAGE, CurveMetric
+from aha.metrics.curves import CurveMetric
 from aha.metrics.protocols import load_protocols
 from aha.models import TargetModel
-from aha.results.score_table import Scores
 
-RACE = "race.json"
-FAITHFULNESS = "ins_del(steps=10)"
 CHECKS = ("class_sensitivity", "stability", "randomisation")
 FIRST_IMAGES, CHECKED_IMAGES = 2, 4
 _FOR_CHECKS = 0.25  # share of the budget
@@ -55,64 +52,6 @@ class Progress(NamedTuple):
     what: str
     passes: int
     seconds: float
-
-
-@dataclass
-class Race:
-    """What is known of a race, as it is kept on disk.
-
-    Attributes:
-        settings: what its numbers depend on; a folder belongs to one of them.
-        model_text: how the model is written in a call.
-        methods: all that started.
-        rounds: methods and number of images of each.
-        out: method -> why it left.
-        costs: method -> passes, seconds and images that they were for, scoring included.
-        must_be_below: seconds that a map may take.
-        budget: what it was allowed to spend when it was last run.
-        finished: the budget with which it came to its end.
-        pictures: digest of those that were scored.
-        cells: keys of its rows: those of the same pictures, so that one which is damaged later is missed, and rows of
-            pictures that have changed since do not count.
-    """
-
-    settings: dict[str, Any]
-    methods: list[str]
-    model_text: str = ""
-    rounds: list[tuple[list[str], int]] = field(default_factory=list)
-    out: dict[str, str] = field(default_factory=dict)
-    costs: dict[str, list[float]] = field(default_factory=dict)
-    must_be_below: float | None = None
-    budget: dict[str, Any] | None = None
-    finished: dict[str, Any] | None = None
-    pictures: str = ""
-    cells: list[str] = field(default_factory=list)
-
-    @classmethod
-    def read(cls, folder: Path) -> Race | None:
-        """The race of a folder, if it holds one."""
-        try:
-            content = read_record(folder / RACE)
-        except FileNotFoundError:
-            return None
-        if content is None:
-            # All that it says follows from the rows and the account, which are guarded by themselves.
-            warnings.warn(f"{folder / RACE} is damaged; the race is decided again", DamageWarning, stacklevel=3)
-            return None
-        race = cls(**content)
-        race.rounds = [(methods, images) for methods, images in race.rounds]
-        return race
-
-    def write(self, folder: Path) -> None:
-        """Keeps it."""
-        write_record(folder / RACE, asdict(self))
-
-    def cost(self, method: str) -> tuple[float, float]:
-        """Passes and seconds for one image."""
-        # Where a process was killed before it noted them: as much as all others together, on average.
-        known = [self.costs[method]] if method in self.costs else list(self.costs.values())
-        passes, seconds, images = map(sum, zip([0.0, 0.0, 1e-9], *known, strict=True))
-        return passes / images, seconds / images
 
 
 class Racing:
@@ -425,45 +364,3 @@ _SAID = {"digest": "weights", "targets": "target"}
 
 def _silent(_step: Step) -> None:
     pass
-
-
-def own_group(folder: Path, race: Race) -> Group:
-    """What a race's folder has for it; an empty group where that is nothing yet."""
-    kind, digest = race.settings["targets"][0], race.settings["digest"]
-    found = [g for g in read_run(folder, race.cells).groups if (g.digest, g.target_kind) == (digest, kind)]
-    return found[0] if found else Group("", digest, kind, Scores())
-
-
-def faithfulness(group: Group) -> dict[str, dict[tuple[str, int], float]]:
-    """Method -> image and class -> Ins-Del, mean of the references."""
-    (protocol,) = load_protocols(FAITHFULNESS)
-    return group.values.get((protocol.name, ("ins_del", AVERAGE)), {})
-
-
-def ranking(values: Mapping[str, Mapping[tuple[str, int], float]], methods: Sequence[str]) -> list[str]:
-    """Methods, the best first: those that came to the last round before those that left in earlier ones.
-
-    Whoever left a round early has few images, and may have been lucky with them. Inside a round, methods stand by how
-    far they are ahead of the one with most images, on those that both have.
-    """
-    rounds: dict[int, list[str]] = {}
-    for method in methods:
-        if values.get(method):
-            # Each round has twice as many images: with 9 to 16, of which some may have failed, it came to the same one.
-            rounds.setdefault(math.ceil(math.log2(len(values[method]))), []).append(method)
-    return [method for reached in sorted(rounds, reverse=True) for method in _by_lead(values, rounds[reached])]
-
-
-def _by_lead(values: Mapping[str, Mapping[tuple[str, int], float]], methods: Sequence[str]) -> list[str]:
-    base = max(methods, key=lambda method: len(values[method]))
-
-    def lead(method: str) -> float:
-        found = differences(values[method], values[base])
-        return math.fsum(found) / len(found) if found else -math.inf
-
-    return sorted(methods, key=lambda method: -lead(method))
-
-
-def median(values: Sequence[float]) -> float | None:
-    """The middle value."""
-    return sorted(values)[len(values) // 2] if values else None

@@ -12,7 +12,8 @@ from torch import nn
 
 from aha.bench.budget import Account, Budget, read_duration
 from aha.bench.plan import Plan
-from aha.bench.race import Progress, Race, Racing
+from aha.bench.race import Progress, Racing
+from aha.bench.race_record import Race
 from aha.bench.recommendation import Recommendation, recommendation, write_page
 from aha.bench.report import write_report
 from aha.errors import AhaError, SpecError

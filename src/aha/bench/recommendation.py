@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from aha.bench.examples import example_images
-from aha.bench.race import Race, own_group
+from aha.bench.race_record import Race
+from aha.bench.ranking import own_group
 from aha.bench.report import REPORT
 from aha.bench.runs import read_run
 from aha.bench.sentence import sentence

@@ -9,7 +9,8 @@ from itertools import combinations
 
 import torch
 
-from aha.bench.race import Race, faithfulness, median, ranking
+from aha.bench.race_record import Race
+from aha.bench.ranking import faithfulness, median, ranking
 from aha.bench.runs import Group
 from aha.bench.significance import LEVEL, holm, paired_p
 from aha.bench.tables import better, differences
