@@ -262,7 +262,8 @@ class Racing:
             is_done = self._score(store, run, f"{method} on {images} images", len(going) - number, _FOR_CHECKS)
             if not is_done and is_new:
                 share = f"{self._share[0]:,.0f} passes" if math.isfinite(self._share[0]) else f"{self._share[1]:.0f} s"
-                self.race.out[method] = f"{TOO_EXPENSIVE} ({share} for {images} images)"
+                why = f"it needs more than its share of the budget ({share} for {images} images)"
+                self.race.out[method] = why
             has_lasted = has_lasted and (is_done or is_new)
             self.race.write(self.out)
         self._note_cells()
@@ -358,7 +359,6 @@ class Racing:
         return Cells(self.model, methods, protocols, kinds, self.plan.seed, self.bench.cells.done)
 
 
-TOO_EXPENSIVE = "it needs more than its share of the budget"
 _SAID = {"digest": "weights", "targets": "target"}
 
 
