@@ -49,7 +49,9 @@ def recommend(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="Repeatable; methods to race.", autocompletion=complete_method, show_default="all that fit the model"
+            help="Repeatable; methods to race.",
+            autocompletion=complete_method,
+            show_default="all that fit the model, wrappers and search excepted",
         ),
     ] = None,
     target: Annotated[str, typer.Option(help="Explained class: top1, label, an index or a name.")] = "top1",

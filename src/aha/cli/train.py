@@ -65,7 +65,7 @@ def train(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train an explainer once; then `aha explain --method aha` takes one look at a picture.
+    """Train an explainer once; then `aha explain --method "aha('OUT/explainer')"` takes one look at a picture.
 
     Runs as it is on one device, and under `accelerate launch` or `torchrun` on many.
     """

@@ -393,7 +393,8 @@ def model_card(config: ExplainerConfig) -> str:
         f"# Explainer of `{config.target}`\n\n"
         f"Amortized Hybrid Attribution: which pixels `{config.target}` (weights digest `{config.target_digest}`) "
         f"relies on, in {looks}. Encoder: `{config.encoder}`; class conditioning: {config.conditioning}.\n\n"
-        f"## Measured\n\n{scores}\n\n## Use\n\n```python\nimport aha\n\nmodel = aha.load_model({config.target!r})\n"
+        f"## Measured\n\n{scores}\n\n## Use\n\n```python\nimport aha\n\nmodel = aha.load_model({config.target!r})  "
+        f"# the weights of the digest above; weights=FILE if others come by this name\n"
         f"aha.explain(model, 'picture.jpg', \"aha('FOLDER_OR_REPOSITORY')\")\n```\n"
     )
 

@@ -35,8 +35,8 @@ def explainer_of(target: TargetModel, named: str = "", size: Sequence[int] | Non
         found.check_target(target, size)
         return found
     raise ModelError(
-        f"no explainer belongs to {target.spec}; train one: aha train --model {target.spec} --data IMAGES --out RUN; "
-        "or name one: aha('FOLDER')"
+        f"no explainer belongs to {target.spec}; train one: aha train --model {target.spec} --data IMAGES --out RUN "
+        "--remember; or name one: aha('FOLDER')"
     )
 
 

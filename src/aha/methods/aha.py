@@ -25,7 +25,7 @@ class AHA(Method):
 
     Attributes:
         explainer: its folder, or its repository on the Hugging Face hub. Empty: the one that belongs to the model,
-            shipped with the package or trained on this machine.
+            shipped with the package or remembered on this machine (`aha train --remember`).
         refine: gradient steps T for each image; "auto" stops each image when its own soft objective settles.
         budget: most gradient steps that "auto" may take.
         learning_rate: of the refinement.

@@ -1,8 +1,8 @@
 """Headroom: how much of what is possible on an image a method reaches.
 
 (method - random) / (oracle - random) of Insertion minus Deletion on the same image, where the oracle is the best order
-that `search` found. It is derived from scores that are there: if `search` and `random_map` are scored beside other
-methods has it, and its name says what the oracle was allowed to spend.
+that `search` found. It is derived from scores that are there: where `search` and `random_map` are scored beside
+other methods, tables have it, and its name says what the oracle was allowed to spend.
 """
 
 from __future__ import annotations
