@@ -219,6 +219,23 @@ def test_biases_keep_their_share_unless_ignored(images: Tensor) -> None:
     assert torch.allclose(ignored, scores)
 
 
+def test_the_second_class_of_a_single_output_has_the_opposite_relevance(images: Tensor) -> None:
+    model = load_model(randomised(TinyCNN(classes=1)).double())
+    first, second = (load_method("lrp")(model, images.double(), torch.full((4,), c)) for c in (0, 1))
+    assert second.abs().max() > 0
+    assert torch.equal(first, -second)
+
+
+def test_relevance_starts_at_every_output_that_the_score_depends_on(images: Tensor) -> None:
+    module = randomised(TinyCNN()).double()
+    logits = torch.stack(
+        [load_method("lrp")(load_model(module), images.double(), torch.full((4,), c)) for c in range(CLASSES)]
+    )  # (K, B, H, W)
+    found = native(module, images.double(), "lrp", score="log_softmax")
+    weights = torch.eye(CLASSES)[CHOSEN] - module(images.double()).softmax(dim=1)  # slopes of log p
+    agrees(found, torch.einsum("bk,kbhw->bhw", weights, logits), 1e-9)
+
+
 def test_outputs_are_those_of_the_model(images: Tensor) -> None:
     from aha.methods.machinery.layer_rules import LayerRules
 

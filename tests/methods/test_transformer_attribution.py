@@ -121,6 +121,18 @@ def test_maps_by_the_equations(images: Tensor, options: str) -> None:
         assert float((found[row] - expected).abs().max()) < 1e-9 * float(expected.abs().max())
 
 
+def test_two_classes_of_a_single_output_are_told_apart(images: Tensor) -> None:
+    model = load_model(tiny_vit(num_classes=1))
+    method = load_method("transformer_attribution")
+    first, second = (method(model, images, torch.full((4,), c)) for c in (0, 1))
+    assert not torch.allclose(first, second, rtol=0.01)
+
+
+def test_sums_of_what_is_broadcast_on_both_sides_get_no_relevance() -> None:
+    rows, columns = torch.ones(4, 1, requires_grad=True), torch.ones(1, 4, requires_grad=True)
+    assert torch.equal(RULES["add"](rows, columns), torch.full((4, 4), 2.0))
+
+
 # Conservation: what is handed out at the top arrives at every block
 
 

@@ -12,6 +12,7 @@ from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.methods.machinery.layer_rules import Kinds, LayerRules
 from aha.models import TargetModel
+from aha.models.scores import Score
 
 Preset = Literal["epsilon", "gamma", "zplus", "epsilon_plus", "epsilon_plus_flat", "epsilon_gamma_box"]
 
@@ -68,14 +69,29 @@ class LRP(Method):
 
         by_value = self.preset == "epsilon" if self.sums is None else self.sums == "value"
         with_bias = self.bias == "absorb"
+        start = shared_out(model.score.differentiated())
 
         def relevances(part: slice) -> Tensor:
             rules = LayerRules(PRESETS[self.preset], self.epsilon, self.gamma, by_value, with_bias, bounds)
             with model.rules(rules.table(), attention_in_parts=True):
-                trace = model.trace(images[part], inputs=True)
+                trace = model.trace(images[part], inputs=True, score=start)
             assert trace.inputs is not None
-            (relevance,) = trace.gradients(classes[part], trace.inputs)  # (B, C, H, W) for a score of 1
-            scores = trace.scores(classes[part]).detach()
-            return scores.view(-1, 1, 1) * relevance.sum(dim=1)  # (B, H, W)
+            (relevance,) = trace.gradients(classes[part], trace.inputs)  # (B, C, H, W)
+            return relevance.sum(dim=1)  # (B, H, W)
 
         return torch.cat(model.chunks.run(relevances, len(images)))
+
+
+def shared_out(score: Score) -> Score:
+    """Where relevance starts: its slope at each output is what that output adds to the score, `y_k ds/dy_k`.
+
+    For a logit that is the logit at its own output and nothing elsewhere. Of a single output, the second class has the
+    opposite.
+    """
+
+    def shares(outputs: Tensor, classes: Tensor) -> Tensor:
+        alone = outputs.detach().requires_grad_()
+        (slopes,) = torch.autograd.grad(score(alone, classes).sum(), alone)
+        return (outputs * (alone.detach() * slopes)).sum(dim=1)
+
+    return Score(f"shares of {score.name}", shares)

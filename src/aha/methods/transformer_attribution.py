@@ -28,7 +28,16 @@ from aha.models.relevance import (
     propagate,
     quotient,
 )
-from aha.models.scores import SCORES
+from aha.models.scores import SCORES, Score
+
+
+def class_output(outputs: Tensor, classes: Tensor) -> Tensor:
+    """The output (B,) that speaks about each class: of two classes with a single output, the same for both."""
+    return outputs.gather(1, classes.clamp(max=outputs.shape[1] - 1)[:, None])[:, 0]
+
+
+# Relevance starts with 1 also where it is a low output that speaks for the class.
+OUTPUT = Score("output", class_output)
 
 
 @method(
@@ -67,7 +76,7 @@ class TransformerAttribution(Method):
             )
         slopes = plain.gradients(classes, *plain.attention[self.start_layer :])
         with model.rules(RULES, attention_in_parts=True):
-            trace = model.trace(images, attention=True, score=SCORES["logit"])
+            trace = model.trace(images, attention=True, score=OUTPUT)
         relevances = trace.gradients(classes, *trace.attention[self.start_layer :])  # each (B, heads, T, T)
         layers = [
             (slope * relevance).relu().mean(dim=1)  # (B, T, T)
@@ -93,8 +102,8 @@ def add(a: Any, b: Any, **options: Any) -> Tensor:
     """A residual connection: each summand in proportion, then both rescaled to keep the image's total."""
     value: Tensor = torch.add(a, b, **options)
     if not (isinstance(a, Tensor) and is_signal(a, value) and is_signal(b, value)):
-        x = next(x for x in (a, b) if isinstance(x, Tensor) and x.shape == value.shape)
-        return passed_on(value, x)  # a shift
+        x = next((x for x in (a, b) if isinstance(x, Tensor) and x.shape == value.shape), None)
+        return value if x is None else passed_on(value, x)  # a shift; no signal where both are broadcast
 
     def back(relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         s = quotient(relevance, a + b)
