@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import aha
 from aha.data.mosaics import Mosaic
-from aha.errors import OutputError, SpecError, TargetError
+from aha.errors import CapabilityError, OutputError, SpecError, TargetError
 from aha.methods import Method, load_method
 from aha.methods.machinery.distribution import Distribution
 from aha.methods.var import Var, chosen_rivals, class_shares
@@ -136,6 +136,11 @@ def test_a_single_output_has_two_sides(images: Tensor) -> None:
     base = aha.explain(binary, images, "input_x_gradient").maps
     kept = found.maps != 0
     assert (kept == (base > 0)).all(), "a place is won by the side it speaks for"
+
+
+def test_a_single_value_has_no_rivals(images: Tensor) -> None:
+    with pytest.raises(CapabilityError, match=r"var compares classes; .* has one output only"):
+        aha.explain(load_model(LinearModel(classes=1), score="regression"), images, "var(gradient)")
 
 
 @pytest.mark.parametrize(

@@ -387,6 +387,19 @@ def test_class_sensitivity_compares_with_the_other_class(images: Tensor) -> None
     assert numbers("class_sensitivity", of_method(model, "edge_map", images))["class_sensitivity"] == pytest.approx(1.0)
 
 
+def test_class_sensitivity_needs_a_second_class(images: Tensor) -> None:
+    value = target(randomised(TinyCNN(classes=1)), score="regression")
+    judged = of_method(value, "gradient", images, class_index=0)
+    with pytest.raises(MetricError, match=r"compares classes; .* has one output only"):
+        numbers("class_sensitivity", judged)
+
+
+def test_randomisation_of_networks_with_four_channels() -> None:
+    network = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    found = aha.evaluate(aha.load_model(network.eval()), torch.randn(2, 4, SIZE, SIZE), "gradient", "randomisation")
+    assert not found.failures and found.rows
+
+
 def test_class_sensitivity_of_a_single_output_and_of_constant_maps(images: Tensor) -> None:
     single = target(randomised(TinyCNN(classes=1)), score="sigmoid")
     judged = of_method(single, "gradient(channels='sum')", images)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aha.core.progress import in_parts
 from aha.core.rows import distinct_rows
-from aha.errors import SpecError
+from aha.errors import CapabilityError, SpecError
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
 from aha.methods.machinery.distribution import Distribution
@@ -124,6 +124,8 @@ class Var(Method):
             raise SpecError("var: classes='grid' needs to know which classes are explained together: use aha.explain")
         top, with_min = _rule(self.classes)
         outputs = model.score.per_class(model.outputs(images))  # (B, classes)
+        if outputs.shape[1] < 2:
+            raise CapabilityError(f"var compares classes; {model.spec} has one output only")
         order = outputs.argsort(dim=1, descending=True, stable=True)
         return [chosen_rivals(row, c, top, with_min) for row, c in zip(order.tolist(), classes.tolist(), strict=True)]
 

@@ -17,9 +17,7 @@ Other = Literal["least", "second"]
 
 
 def other_class(outputs: Tensor, target: int, choice: Other) -> int:
-    """The least probable class, or the most probable one, among all but `target`; outputs (K,)."""
-    if len(outputs) == 1:
-        return 1 - target  # one output tells two classes apart
+    """The least probable class, or the most probable one, among all but `target`; one output (K,) for each."""
     excluded = torch.inf if choice == "least" else -torch.inf
     rest = outputs.detach().float().clone()
     rest[target] = excluded
@@ -52,7 +50,10 @@ class ClassSensitivity(Metric):
     def __call__(self, case: Case) -> list[Value]:
         if case.explain is None:
             raise MetricError(f"{case.sample.name}: class sensitivity needs the method, not only its map")
-        other = other_class(case.sample.clean, case.target, self.other)
+        outputs = case.model.score.per_class(case.sample.clean[None])[0]  # (classes,)
+        if len(outputs) < 2:
+            raise MetricError(f"class sensitivity compares classes; {case.model.spec} has one output only")
+        other = other_class(outputs, case.target, self.other)
         classes = torch.tensor([other], device=case.model.device)
         values = case.explain(case.model, case.sample.inputs[None], classes)[0].to(case.values)
         if not bool(values.isfinite().all()):

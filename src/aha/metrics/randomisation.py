@@ -72,12 +72,12 @@ class CalibrationInputs:
     size: tuple[int, int]
     folder: str = ""
     count: int = 16
+    channels: int = 3
 
     def __call__(self, model: TargetModel) -> Tensor:
         """The inputs (N, C, H, W) for a model."""
         if not self.folder:
-            stated = model.preprocessing
-            return pink_pictures(self.count, 3 if stated is None else len(stated.mean), self.size)
+            return pink_pictures(self.count, self.channels, self.size)
         preprocess = replace(model.stated_preprocessing(), size=self.size)
         paths = find_images(Path(self.folder))[: self.count]
         if len(paths) < 2:
@@ -124,7 +124,7 @@ class Randomisation(Metric):
             raise MetricError(f"{case.sample.name}: randomisation needs the method, not only its map")
         inputs = case.sample.inputs[None]
         classes = torch.tensor([case.target], device=case.model.device)
-        source = CalibrationInputs((inputs.shape[-2], inputs.shape[-1]), self.calibration)
+        source = CalibrationInputs((inputs.shape[-2], inputs.shape[-1]), self.calibration, channels=inputs.shape[1])
         copies = kept_copies(case.model, case.seed, stages=self.stages, calibration=source)
         maps = [case.explain(model, inputs, classes)[0] for _, model in copies]
         if not all(bool(values.isfinite().all()) for values in maps):
