@@ -317,8 +317,18 @@ def test_unbuildable_reference_names_the_image() -> None:
         load_metric("monotonicity(references=(adaptive_blur(largest=31, threshold=0.0),))")(case)
 
 
+UNFIT = [
+    "deletion(fractions=(0.5, 0.1, 0.9))",  # the area needs an order
+    "insertion(fractions=(0.5, 0.5))",
+    "deletion(fractions=(0.1, 0.9), normalised=True)",  # between the image and the reference, which are not there
+    "mas(fractions=(0, 0.5))",
+    "mas(references=(black, mean))",  # one number, of one reference
+    "mas(insert_into=())",
+]
+
+
 @pytest.mark.parametrize(
-    "text", ["deletion(steps=1)", "deletion(references=())", "deletion(fractions=(0.5,))", "deletio"]
+    "text", ["deletion(steps=1)", "deletion(references=())", "deletion(fractions=(0.5,))", "deletio", *UNFIT]
 )
 def test_bad_metrics_are_refused(text: str) -> None:
     with pytest.raises(SpecError):

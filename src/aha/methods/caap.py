@@ -42,7 +42,7 @@ class CAAP(Method):
     A head that reads places, not only the class token, needs all tokens after `last`, which is patchwise. Models whose
     attention is written out by hand hide their keys and values and are computed patchwise too. In convolutional
     networks (the paper gives results, not the procedure) the neighbourhood is that of the feature map at two thirds of
-    the stages, or at the stage number `last`, and the rest of the network follows.
+    the stages, or at the stage number `last`, and the rest of the network follows; `first` and `late` do nothing there.
 
     Attributes:
         form: see above.

@@ -32,7 +32,8 @@ class LibraIxGPlus(Method):
     Attributes:
         start_layer: as in `ixg_plus`.
         score: "probability" as in the published preset: the gradient then weighs all classes against each other, and
-            fades where the model is certain. "logit" explains the raw output, for which the sum rule holds.
+            fades where the model is certain; of a model whose score is no probability, that score. "logit" explains the
+            raw output, for which the sum rule holds.
     """
 
     start_layer: FirstBlock = 0

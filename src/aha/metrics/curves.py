@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -77,9 +78,9 @@ class CurveMetric(Metric):
         if self.steps == "adaptive" and (self.fractions or self.tolerance <= 0):
             raise SpecError(f"{self.name}: adaptive steps need a tolerance above 0, and no fractions")
         if getattr(self, "normalised", False):
-            refuse_adaptive(self.name, self.steps)
-        if self.fractions and (len(self.fractions) < 2 or not all(0 <= f <= 1 for f in self.fractions)):
-            raise SpecError(f"{self.name}: fractions must be two or more numbers in [0, 1]")
+            refuse_partial(self)
+        if self.fractions and not _rise(self.fractions):
+            raise SpecError(f"{self.name}: fractions must be two or more rising numbers in [0, 1]")
 
     @property
     def is_adaptive(self) -> bool:
@@ -192,10 +193,24 @@ class CurveMetric(Metric):
         return values
 
 
+def _rise(fractions: Sequence[float]) -> bool:
+    """Are they two or more shares, each above the one before?"""
+    return (
+        len(fractions) > 1 and fractions[0] >= 0 and fractions[-1] <= 1 and all(a < b for a, b in pairwise(fractions))
+    )
+
+
 def refuse_adaptive(name: str, steps: Steps) -> None:
     """For numbers that are more than an area: adaptive points are chosen for the area alone."""
     if steps == "adaptive":
         raise SpecError(f"{name}: adaptive steps work for plain areas only; give a number of steps")
+
+
+def refuse_partial(chosen: CurveMetric) -> None:
+    """For rescaled curves: they need their ends, the clean image and the reference."""
+    refuse_adaptive(chosen.name, chosen.steps)
+    if chosen.fractions and (chosen.fractions[0], chosen.fractions[-1]) != (0, 1):
+        raise SpecError(f"{chosen.name}: a rescaled curve needs fractions from 0 to 1")
 
 
 def rescaled(answers: Tensor, start: Tensor, end: Tensor, *, rising: bool) -> Tensor:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aha.errors import SpecError
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
-from aha.metrics.curves import Curve, CurveMetric, References, refuse_adaptive, rescaled
+from aha.metrics.curves import Curve, CurveMetric, References, refuse_partial, rescaled
 from aha.perturb.perturbation import area
 from aha.perturb.references import AdaptiveBlur, ZerosNormalised
 
@@ -37,8 +38,8 @@ class MAS(CurveMetric):
     response area and mean penalty, are reported too.
 
     Attributes:
-        references: of the deletion.
-        insert_into: of the insertion.
+        references: the one of the deletion.
+        insert_into: the one of the insertion.
         final_minmax: rescale the penalised curve to [0, 1] as the published code does (its paper does not say so).
     """
 
@@ -48,7 +49,9 @@ class MAS(CurveMetric):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_adaptive(self.name, self.steps)
+        refuse_partial(self)
+        if len(self.references) != 1 or len(self.insert_into) != 1:
+            raise SpecError("mas: one reference to delete into and one to insert into are needed")
 
     def _sequences(self) -> Iterable[tuple[Kind, References]]:
         return (("delete", self.references), ("insert", self.insert_into))
