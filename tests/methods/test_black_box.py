@@ -14,6 +14,8 @@ from captum.attr import Occlusion
 from sklearn.linear_model import LinearRegression, Ridge
 from torch import Tensor, nn
 
+import aha
+from aha.errors import CapabilityError
 from aha.methods import load_method
 from aha.methods.kernel_shap import all_coalitions, drawn_coalitions, shapley_regression
 from aha.methods.lime import nearness, ridge
@@ -377,3 +379,9 @@ def test_outputs_are_enough(images: Tensor) -> None:
 
     for method in ("occlusion", "lime(n=400)", "kernel_shap(n=400)"):
         assert native(Opaque(), images, method).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["lime", "kernel_shap", "shapley_sampling"])
+def test_parts_of_a_map_need_what_the_map_needs(name: str, images: Tensor) -> None:
+    with pytest.raises(CapabilityError, match="needs attention"):
+        aha.explain(randomised(TinyCNN()), images, f"{name}(parts=cells(rollout))")

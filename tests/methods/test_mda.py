@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,17 @@ from aha.methods.machinery.patch_search import Responses, cell_indices, greedy
 from aha.methods.mda import MDA, default_guide
 from aha.models import TargetModel, load_model
 from aha.perturb.perturbation import blend
-from aha.perturb.references import Black, Blur
+from aha.perturb.references import Black, Blur, reference_inputs
 from fakes import SIZE, TinyCNN, plain_module, randomised, tiny_vit
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+
+class Gradientless(TinyCNN):
+    """A network whose outputs come from somewhere else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(super().forward(x).detach().numpy())
 
 
 def loaded(module: nn.Module) -> TargetModel:
@@ -204,6 +212,33 @@ def test_the_guide_is_chosen_by_what_the_model_can_serve(images: Tensor) -> None
     assert default_guide(load_model(randomised(plain_module())), images[:1]) is None
     with pytest.raises(CapabilityError, match="attention"):
         aha.explain(randomised(TinyCNN()), images, "mda(guide=rollout, deletion=blur)")
+
+
+def test_models_without_gradients_are_searched_without_a_guide(images: Tensor) -> None:
+    model = load_model(Gradientless())
+    assert default_guide(model, images[:1]) is None
+    found = aha.explain(model, images[:1], "mda(grid=2, deletion=blur)")
+    assert found.maps.shape[-2:] == (32, 32)
+    with pytest.raises(CapabilityError, match="needs gradients"):
+        aha.explain(model, images[:1], "mda(grid=2, screen=2, deletion=blur)")
+
+
+def test_insertion_ends_at_a_share_of_the_way_where_scores_are_negative(
+    image: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(randomised(TinyCNN()).double(), input_size=SIZE, mean=MEAN, std=STD, score="log_softmax")
+    ends = []
+
+    def watched(*args: Any, **options: Any) -> list[int]:
+        ends.append(options.get("enough"))
+        return greedy(*args, **options)
+
+    monkeypatch.setattr("aha.methods.mda.greedy", watched)
+    label = model.outputs(image).argmax(dim=1)
+    load_method("mda(grid=4, tau=0.25)")(model, image, label)
+    blurred = reference_inputs(Blur(), model, image, label)
+    low, high = (float(model.scores(shown, label)) for shown in (blurred, image))
+    assert ends[0] == pytest.approx(0.75 * low + 0.25 * high)
 
 
 def test_any_grid_on_any_image(images: Tensor) -> None:

@@ -158,6 +158,28 @@ def test_adaptive_blur_grows_until_the_class_is_gone() -> None:
     assert bool(stubborn(model, pixels, torch.tensor([1, 1])).isnan().all())
 
 
+@pytest.mark.parametrize("options", ["smallest=30", "smallest=0", "smallest=31, largest=29"])
+def test_adaptive_blur_refuses_kernels_that_cannot_be(options: str) -> None:
+    with pytest.raises(SpecError, match="adaptive_blur"):
+        load_reference(f"adaptive_blur({options})")
+
+
+def test_adaptive_blur_looks_at_probabilities_whatever_the_score() -> None:
+    pixels, classes = torch.rand(2, 3, 64, 64), torch.tensor([0, 0])
+    chosen = load_reference("adaptive_blur(smallest=3, largest=41, threshold=0.05)")
+
+    def blurred(score: str) -> Tensor:
+        return chosen(
+            load_model(_Brightness(), input_size=64, mean=[0.5] * 3, std=[0.5] * 3, score=score), pixels, classes
+        )
+
+    assert blurred("softmax").isfinite().all()
+    assert torch.equal(blurred("softmax"), blurred("log_softmax"))
+    assert torch.equal(blurred("softmax"), blurred("logit"))
+    with pytest.raises(SpecError, match="a regression has none"):
+        blurred("regression")
+
+
 @pytest.mark.parametrize("text", ["blur(kernel=4)", "blur(sigma=0)", "rise_blur(kernel=-3)", "fog"])
 def test_bad_references_are_refused(text: str) -> None:
     with pytest.raises(SpecError):

@@ -20,10 +20,10 @@ from torch import Tensor
 from aha.core.registry import Registry
 from aha.core.seeds import generator_of
 from aha.core.spec import Spec, parse
-from aha.errors import CapabilityError, SpecError
+from aha.errors import AhaError, CapabilityError, SpecError
 from aha.methods.cost import Cost
 from aha.models import NOTHING, Captures, TargetModel
-from aha.perturb.partitions import PARTITIONS
+from aha.perturb.partitions import PARTITIONS, Partition
 from aha.perturb.references import REFERENCES, Reference, check_reference
 
 METHODS: Registry[type[Method]] = Registry("method")
@@ -106,7 +106,12 @@ class Method(Spec):
         return [*own, *(reference for inner in self._inner() for reference in inner.references)]
 
     def _inner(self) -> Iterable[Method]:
-        return [value for field in fields(self) if isinstance(value := getattr(self, field.name), Method)]
+        """Methods among its parameters, and those whose maps its parts are made of."""
+        own = [getattr(self, field.name) for field in fields(self)]
+        of_parts = [
+            getattr(value, field.name) for value in own if isinstance(value, Partition) for field in fields(value)
+        ]
+        return [value for value in (*own, *of_parts) if isinstance(value, Method)]
 
 
 def method(
@@ -191,6 +196,18 @@ def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = N
         f"{chosen} needs {', '.join(lacking)}; {model.spec} has {', '.join(sorted(structure.capabilities))}{because}. "
         f"{_advice(model, size)}"
     )
+
+
+def first_fitting(names: Iterable[str], model: TargetModel, size: Sequence[int] | None = None) -> Method | None:
+    """The first of these methods that fits the model, trained for it if it has to be; None where none does."""
+    for name in names:
+        try:
+            check_fit(METHODS[name](), model, size)
+            METHODS[name]().fingerprint(model)  # fails where nothing was trained
+        except AhaError:
+            continue
+        return METHODS[name]()
+    return None
 
 
 # What to try first where a method does not fit: one of each kind, from exact and quick to general and slow.

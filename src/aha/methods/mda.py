@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aha.core.progress import in_parts
 from aha.errors import SpecError
-from aha.methods.base import METHODS, Method, method
+from aha.methods.base import Method, first_fitting, method
 from aha.methods.cost import Cost
 from aha.methods.machinery.patch_order import Order
 from aha.methods.machinery.patch_search import Responses, cell_indices, greedy, shown_first
@@ -45,7 +45,8 @@ class MDA(Method):
     Attributes:
         guide: the method that orders the candidates; None for `bidirectional`, or Grad-CAM where that is not at hand;
             models that serve neither are searched without pruning.
-        tau: share of the image's score at which insertion ends.
+        tau: share of the image's score at which insertion ends; of a score that is no probability, share of the way
+            from the blurred image's.
         kappa: value from which on a patch counts as important in the dense form.
         gamma: 0 for the sparse form, 1 for the dense one. For several values at the cost of one, see `search`.
         window: candidates of each step; None for 2 sqrt(N).
@@ -74,6 +75,11 @@ class MDA(Method):
             raise SpecError("mda: window and screen must be at least 1")
         if self.grid is not None and self.grid < 2:
             raise SpecError("mda: grid must be at least 2")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Gradients too, if candidates are screened by them."""
+        return super().needs | ({"gradients"} if self.screen else set())
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         blocks = model.structure(size).blocks
@@ -104,9 +110,10 @@ class MDA(Method):
         )
         count = len(ranked)
         whole = float(on_blur(torch.ones(1, count, dtype=torch.bool)))
-        first = greedy(
-            on_blur, ranked, count, window, enough=self.tau * whole, screen=self.screen, foresee=on_blur.slopes
-        )
+        # A share of a score that may be negative says nothing: then it is one of the way from the blurred image.
+        bottom = 0.0 if model.score.is_probability else float(on_blur(torch.zeros(1, count, dtype=torch.bool)))
+        enough = bottom + self.tau * (whole - bottom)
+        first = greedy(on_blur, ranked, count, window, enough=enough, screen=self.screen, foresee=on_blur.slopes)
         taken = set(first)
         rest = [place for place in reversed(ranked) if place not in taken]
         last = greedy(
@@ -145,7 +152,5 @@ class MDA(Method):
 
 
 def default_guide(model: TargetModel, image: Tensor) -> Method | None:
-    """The paper's choice where it is registered and fits the model, else Grad-CAM, else none."""
-    able = model.structure(image.shape[1:]).capabilities
-    guides = [METHODS[name]() for name in ("bidirectional", "grad_cam") if name in METHODS]
-    return next((guide for guide in guides if guide.needs <= able), None)
+    """The paper's choice where it fits the model, else Grad-CAM, else none."""
+    return first_fitting(("bidirectional", "grad_cam"), model, image.shape[1:])

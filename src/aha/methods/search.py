@@ -5,7 +5,7 @@ Shapes: B images, R references; K parts of an image, index (H, W) the part of ea
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aha.core.progress import part
-from aha.errors import AhaError, SpecError
-from aha.methods.base import METHODS, Method, check_fit, method
+from aha.errors import SpecError
+from aha.methods.base import METHODS, Method, first_fitting, method
 from aha.methods.cost import Cost
-from aha.methods.machinery.map_cells import MapCells
 from aha.methods.machinery.order_search import OrderSearch, Polish
 from aha.methods.machinery.part_orders import Objective, PartGame
 from aha.models import TargetModel
@@ -122,9 +121,6 @@ class Search(Method):
             return super().fingerprint(model)
         guide = starting_guide(model)
         return f"{super().fingerprint(model)} {guide.fingerprint(model) if guide else ''}"
-
-    def _inner(self) -> Iterable[Method]:
-        return [*super()._inner(), *([self.parts.of] if isinstance(self.parts, MapCells) else [])]
 
     def _start(self, model: TargetModel, image: Tensor, hint: Tensor) -> tuple[OrderSearch, Tensor]:
         index = divided(self.parts(model, image).cpu(), hint, self.levels)  # (H, W)
@@ -254,12 +250,4 @@ def as_map(order: list[int], index: Tensor, hint: Tensor) -> Tensor:
 
 def starting_guide(model: TargetModel, size: Sequence[int] | None = None) -> Method | None:
     """AHA where an explainer belongs to the model, else what MDA starts from; None where none of them fits."""
-    for name in _GUIDES:
-        guide = METHODS[name]()
-        try:
-            check_fit(guide, model, size)
-            guide.fingerprint(model)  # fails where nothing was trained
-        except AhaError:
-            continue
-        return guide
-    return None
+    return first_fitting(_GUIDES, model, size)

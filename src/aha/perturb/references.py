@@ -29,6 +29,7 @@ from aha.core.spec import Spec, parse
 from aha.errors import SpecError
 from aha.models import TargetModel
 from aha.models.preprocessing import Preprocessing
+from aha.models.scores import SCORES
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 
@@ -193,7 +194,7 @@ class RiseBlur(Reference):
 @reference("adaptive_blur")
 @dataclass(frozen=True)
 class AdaptiveBlur(Reference):
-    """MDA's blur: the RISE kernel with kernel = sigma, grown by 2 until the class falls to `threshold`.
+    """MDA's blur: the RISE kernel with kernel = sigma, grown by 2 until the class's probability is `threshold`.
 
     An image whose class survives `largest` has no reference: its result is NaN, and metrics leave it out, as the
     published code drops the image.
@@ -205,14 +206,23 @@ class AdaptiveBlur(Reference):
     largest: int = 101
     threshold: float = 0.01
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_kernel(self.name, self.smallest, float(self.smallest))
+        if self.largest < self.smallest:
+            raise SpecError(f"{self.name}: largest={self.largest} is below smallest={self.smallest}")
+
     def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
         """The first blur that hides the class."""
+        if not model.score.splits_single:
+            raise SpecError(f"{self.name} hides a class; a regression has none. Take blur, for instance")
+        probability = model.score if model.score.is_probability else SCORES["softmax"]
         result = torch.full_like(pixels, torch.nan)
         open_rows = torch.arange(len(pixels), device=pixels.device)
         for size in range(self.smallest, self.largest + 1, 2):
             blurred = rise_blurred(model, pixels[open_rows], size, float(size))
-            scores = model.scores(model.to_inputs(blurred), classes[open_rows])
-            hidden = scores <= self.threshold
+            outputs = model.outputs(model.to_inputs(blurred))
+            hidden = probability(outputs, classes[open_rows]) <= self.threshold
             result[open_rows[hidden]] = blurred[hidden]
             open_rows = open_rows[~hidden]
             if not len(open_rows):
