@@ -247,7 +247,7 @@ def test_rollout_with_discarded_attention(vit: Vit) -> None:
             fused = matrices[index].mean(dim=0)
             smallest = fused.flatten().argsort()[: int(size * size * 0.7)]
             for place in smallest.tolist():
-                if place % size:  # attention to the first token is kept
+                if place % size or not prefix:  # attention to a class token is kept
                     fused[place // size, place % size] = 0
             step = fused + torch.eye(size, dtype=torch.float64)
             rolled = (step / step.sum(dim=1, keepdim=True)) @ rolled

@@ -116,6 +116,7 @@ def _from_inputs(model: TargetModel, inputs: Tensor, batch_size: int, first: int
         raise ImageError(f"inputs have {inputs.shape[1]} channels; {model.spec} expects {len(stated.mean)}")
     for start in range(0, len(inputs), batch_size):
         part = inputs[start : start + batch_size].detach()
+        part = part.to(torch.promote_types(part.dtype, torch.float32))  # gradients of half inputs would be half too
         # A sum is finite only if all of its terms are, and much sooner found than whether each of them is.
         finite = part.sum(dim=(1, 2, 3)).isfinite()
         if not finite.all() and not (finite := part.isfinite().flatten(1).all(dim=1)).all():

@@ -41,7 +41,9 @@ class Rollout(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         trace = model.trace(images, attention=True)
         layers = layers_from(self, trace.attention, self.start_layer)  # each (B, heads, T, T)
-        fused = [discard_smallest(matrix.detach().mean(dim=1), self.discard_ratio) for matrix in layers]  # (B, T, T)
+        kept = min(1, trace.structure.blocks[0].layout.prefix)  # the class token, where there is one
+        means = (matrix.detach().mean(dim=1) for matrix in layers)  # each (B, T, T)
+        fused = [discard_smallest(mean, self.discard_ratio, kept) for mean in means]
         return trace.to_grid(trace.read(roll_out(fused)))  # (B, h, w)
 
 
@@ -54,13 +56,13 @@ def roll_out(layers: Sequence[Tensor], *, normalised: bool = True) -> Tensor:
     return result
 
 
-def discard_smallest(matrix: Tensor, ratio: float) -> Tensor:
-    """The matrix (B, T, T) with its smallest entries zeroed, except those towards the first token."""
+def discard_smallest(matrix: Tensor, ratio: float, kept: int = 1) -> Tensor:
+    """The matrix (B, T, T) with its smallest entries zeroed, except those towards the first `kept` tokens."""
     count = int(matrix[0].numel() * ratio)
     if count == 0:
         return matrix
     smallest = matrix.flatten(1).topk(count, largest=False).indices  # (B, count)
-    smallest = smallest.masked_fill(smallest % matrix.shape[-1] == 0, -1)
+    smallest = smallest.masked_fill(smallest % matrix.shape[-1] < kept, -1)
     keep = torch.ones(matrix.shape[0], matrix[0].numel() + 1, device=matrix.device, dtype=matrix.dtype)
     keep.scatter_(1, smallest % keep.shape[1], 0)  # index -1 falls on the spare last column
     return matrix * keep[:, :-1].view_as(matrix)
