@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,12 +20,16 @@ from asking import MODEL, asked, finished, make_bench, make_client, png, upload
 from starlette.testclient import TestClient
 
 from aha.api import explain
+from aha.core.disk import result_key
 from aha.errors import AhaError
 from aha.learned.explainer import Explainer
 from aha.methods import load_method
-from aha.models import TargetModel
+from aha.models import TargetModel, load_model
 from aha.web.jobs import Busy, Job, Jobs
+from aha.web.pictures import Pictures
 from aha.web.questions import curves, maps, refinement
+from aha.web.records import SEED
+from aha.web.served import Served
 from aha.web.store import Gone, Store
 from aha.web.workbench import Workbench
 
@@ -221,6 +228,59 @@ def test_a_restart_keeps_what_was_finished(
         assert visitor.get(f"/api/jobs/{record['key']}").json()["status"] == "done"
         assert visitor.get(f"/api/sessions/{session}").json()["pictures"][0]["key"] == key
     second.jobs.close()
+
+
+def test_results_belong_to_a_model_whatever_it_is_called(loaded: TargetModel, tmp_path: Path) -> None:
+    """A later session may give the name to other weights; what follows from a result is asked of its own model."""
+    other = load_model(MODEL, pretrained=False, img_size=64, batch_size=8)
+    with torch.no_grad():
+        other.module.get_classifier().weight.mul_(2)
+
+    def session(*models: TargetModel) -> Workbench:
+        store, names = Store(tmp_path), (MODEL, f"{MODEL} #2")
+        offered = [Served(name, model, {"place": name}) for name, model in zip(names, models, strict=False)]
+        return Workbench(offered, Pictures(store), store, Jobs())
+
+    first = session(loaded, other)
+    with make_client(first) as visitor:
+        question = {"picture": upload(visitor, png(12)), "method": "gradient"}
+        record = asked(visitor, "/api/maps", **question, model=f"{MODEL} #2", target=4)
+        shares = visitor.post("/api/contrasts", json={**question, "model": f"{MODEL} #2", "classes": [3, 9]}).json()
+        contrast = finished(visitor, shares)["result"]
+    first.jobs.close()
+
+    second = session(other, loaded)
+    with make_client(second) as visitor:
+        again = visitor.post("/api/maps", json={**question, "model": MODEL, "target": 4})
+        assert again.status_code == 200 and again.json()["result"] == record
+        measured = asked(visitor, "/api/curves", map=record["key"], references=["black"], steps=3)["references"]
+        assert measured["black"]["deletion"][0] == pytest.approx(record["score"], rel=1e-4)  # nothing is gone yet
+        change = asked(visitor, "/api/changes", contrast=shares["key"], first=3, second=9)
+        assert change["first"]["score"] == pytest.approx(contrast["classes"][0]["score"], rel=1e-4)
+        assert f"place='{MODEL}')" in visitor.get(f"/api/snippet?maps={record['key']}").text
+        with zipfile.ZipFile(io.BytesIO(visitor.get(f"/api/bundle?maps={record['key']}").content)) as archive:
+            assert json.loads(archive.read("manifest.json"))["model_digest"] == other.digest
+    second.jobs.close()
+
+    third = session(loaded)
+    with make_client(third) as visitor:
+        refused = visitor.post("/api/curves", json={"map": record["key"], "references": ["blur"], "steps": 3})
+        assert refused.status_code == 422 and "model of this result" in refused.json()["error"]
+    third.jobs.close()
+
+
+def test_results_that_name_their_model_as_earlier_versions_did_are_made_anew(
+    client: TestClient, bench: Workbench, picture: str
+) -> None:
+    question = {"picture": picture, "model": MODEL, "method": "gradient", "target": 12}
+    record = asked(client, "/api/maps", **question)
+    served, method = bench.model(MODEL), load_method("gradient")
+    parts = ("map", picture, method.fingerprint(served.model), 12, SEED)
+    earlier = result_key(result_key(*served.identity), *parts)
+    bench.store.put("results", earlier, {**record, "key": earlier, "model": MODEL})
+    assert client.post("/api/maps", json=question).json()["key"] == record["key"] != earlier
+    refused = client.post("/api/curves", json={"map": earlier})
+    assert refused.status_code == 422 and "model of this result" in refused.json()["error"]
 
 
 def test_all_maps_come_before_curves_and_cheap_ones_first(

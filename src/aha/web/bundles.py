@@ -43,7 +43,7 @@ def map_records(bench: Workbench, keys: Sequence[str]) -> list[MapResult]:
 
 def explanation_of(bench: Workbench, record: MapResult) -> Explanation:
     """A stored map as what `aha.explain` returned for it."""
-    served = bench.model(record["model"])
+    served = bench.model_of(record)
     model = served.model
     batch = bench.pictures.batch(record["picture"], model)
     return Explanation(
@@ -89,7 +89,7 @@ def snippet(bench: Workbench, keys: Sequence[str]) -> str:
 
 
 def _snippet(bench: Workbench, records: Sequence[MapResult]) -> str:
-    served = bench.model(records[0]["model"])
+    served = bench.model_of(records[0])
     options = "".join(f", {name}={value!r}" for name, value in served.options.items())
     wanted = "".join(f"    ({json.dumps(record['method'])}, {record['target']}),\n" for record in records)
     return (

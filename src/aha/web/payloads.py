@@ -43,7 +43,7 @@ class ScoredClass(NamedClass):
     score: float
 
 
-# Results
+# Results; their `model` is what `Workbench.identity_of` says of it, not its name
 
 
 class ClassesResult(TypedDict):

@@ -12,7 +12,7 @@ from aha.methods import Method
 from aha.metrics import Sample
 from aha.web.costs import Costs
 from aha.web.jobs import Job, Jobs
-from aha.web.payloads import State
+from aha.web.payloads import ContrastResult, MapResult, State
 from aha.web.pictures import Pictures
 from aha.web.served import Served
 from aha.web.store import Store
@@ -21,6 +21,7 @@ from aha.web.watching import watched
 MOST_CLASSES = 8
 # Places in the queue: what is waited for with the eyes on it, maps (cheap ones first, all below 2), curves.
 QUICK, MAPS, COARSE_CURVES, FINE_CURVES = 0, 1, 2, 3
+_FORMAT = 2  # of results: those of another format are never found, and so made anew
 
 
 class Workbench:
@@ -34,7 +35,8 @@ class Workbench:
         for one in served:
             one.model.structure()  # found now, once, so that checks of later requests never run the model
             _ = one.model.num_classes
-            self._identities[one.name] = result_key(*one.identity)
+            self._identities[one.name] = result_key(_FORMAT, *one.identity)
+        self._by_identity = {self._identities[one.name]: one for one in served}
 
     def model(self, name: str) -> Served:
         """The model of this name, on offer here.
@@ -46,6 +48,20 @@ class Workbench:
             hints = nearest_names(name, self.served) or list(self.served)
             raise UnknownName(f"the explorer has no model {name[:80]!r}; it has {', '.join(hints)}")
         return self.served[name]
+
+    def identity_of(self, served: Served) -> str:
+        """What results call a model: they outlive the session, in which alone its name means it."""
+        return self._identities[served.name]
+
+    def model_of(self, result: MapResult | ContrastResult) -> Served:
+        """The model that a result was made with, whatever it is called here.
+
+        Raises:
+            UnknownName: It is not on offer here.
+        """
+        if result["model"] not in self._by_identity:
+            raise UnknownName(f"the model of this result is not on offer; the explorer has {', '.join(self.served)}")
+        return self._by_identity[result["model"]]
 
     def ask(
         self, key: str, kind: str, served: Served, work: Callable[[Job], None], owner: str, priority: float
@@ -86,4 +102,4 @@ class Workbench:
 
     def key_of(self, served: Served, *parts: object) -> str:
         """The key of a result that depends on a model and on these parts."""
-        return result_key(self._identities[served.name], *parts)
+        return result_key(self.identity_of(served), *parts)

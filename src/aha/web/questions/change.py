@@ -32,7 +32,7 @@ def ask_change(bench: Workbench, owner: str, contrast: str, first: int, second: 
     compared = [one["index"] for one in record["classes"]]
     if first == second or not {first, second} <= set(compared):
         raise TargetError("name two different classes of the contrast")
-    served = bench.model(record["model"])
+    served = bench.model_of(record)
     chosen = allowed_reference(reference)
     protocol = curve_protocol([chosen], STEPS)
     key = bench.key_of(served, "change", contrast, first, second, protocol.in_full())

@@ -40,7 +40,7 @@ def ask_contrast(bench: Workbench, owner: str, picture: str, model: str, method:
         record: ContrastResult = {
             "kind": "contrast",
             "picture": picture,
-            "model": model,
+            "model": bench.identity_of(served),
             "method": str(chosen),
             "classes": [served.scored_class(c, float(s)) for c, s in zip(found.classes, scores, strict=True)],
             "colours": class_colours(len(found.classes)),

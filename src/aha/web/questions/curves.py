@@ -33,7 +33,7 @@ STANDARD = (Black(), Mean(), Blur())
 def ask_curves(bench: Workbench, owner: str, key_of_map: str, references: Sequence[str], steps: int = STEPS) -> State:
     """Deletion and insertion curves of a map that was made before."""
     record = known_map(bench, key_of_map)
-    served = bench.model(record["model"])
+    served = bench.model_of(record)
     protocol = curve_protocol([allowed_reference(text) for text in references], steps)
     key = _curves_key(key_of_map, protocol)
 

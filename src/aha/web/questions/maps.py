@@ -76,7 +76,7 @@ def put_map(
         "kind": "map",
         "key": key,
         "picture": picture,
-        "model": served.name,
+        "model": bench.identity_of(served),
         "method": str(method),
         "target": target,
         "label": served.model.class_name(target),

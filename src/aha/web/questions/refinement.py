@@ -65,7 +65,7 @@ def ask_refinement(
         record: RefinementResult = {
             "kind": "refinement",
             "picture": picture,
-            "model": model,
+            "model": bench.identity_of(served),
             "target": target,
             "steps": job.parts,
         }
