@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 import time
 import zipfile
@@ -405,6 +406,24 @@ def test_the_store_makes_room_for_what_is_new(tmp_path: Path) -> None:
     kept = sorted(int(path.stem, 16) for path in tmp_path.glob("results/*.json"))
     assert kept == list(range(64 - len(kept), 64)) and 30 < len(kept) < 40
     assert sorted(path.stem for path in tmp_path.glob("results/*.npz")) == [f"{n:032x}" for n in kept]
+
+
+def test_making_room_lists_each_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, listed, listing = Store(tmp_path, max_bytes=1), [], os.scandir
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "notes.txt").write_text("belongs to no record")
+    for number in range(31):
+        store.put("results" if number % 2 else "pictures", f"{number:032x}", {"n": number}, {"npz": b"", "bin": b""})
+
+    def noted(path: Any) -> Any:
+        listed.append(Path(path).name)
+        return listing(path)
+
+    monkeypatch.setattr(os, "scandir", noted)
+    store.put("sessions", f"{31:032x}", {"n": 31})
+    monkeypatch.undo()
+    assert sorted(listed) == ["pictures", "results", "sessions"]
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["notes.txt"]
 
 
 def test_a_damaged_result_is_dropped(tmp_path: Path, client: TestClient, bench: Workbench, picture: str) -> None:

@@ -19,7 +19,7 @@ import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,18 +143,29 @@ class Store:
         return self.folder / kind / f"{key}.{suffix}"
 
     def _trim(self) -> None:
-        records = sorted(self.folder.glob("*/*.json"), key=lambda path: path.stat().st_mtime)
-        sizes = {
-            record: sum(file.stat().st_size for file in record.parent.glob(f"{record.stem}.*")) for record in records
-        }
+        folders = [self.folder / kind for kind in get_args(Kind) if (self.folder / kind).is_dir()]
+        files = {record: own for folder in folders for record, own in _files(folder).items()}
+        sizes = {record: sum(file.stat().st_size for file in own) for record, own in files.items()}
         total = sum(sizes.values())
-        for record in records:
+        for record in sorted(files, key=lambda path: path.stat().st_mtime):
             if total <= self._max_bytes:
                 break
             total -= sizes[record]
             record.unlink(missing_ok=True)  # first, so that nothing is ever half there
-            for file in record.parent.glob(f"{record.stem}.*"):
+            for file in files[record]:
                 file.unlink(missing_ok=True)
+
+
+def _files(folder: Path) -> dict[Path, list[Path]]:
+    """The files of each record, itself among them; the folder is listed once, for it may hold very many."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries]
+    found: dict[Path, list[Path]] = {folder / name: [] for name in names if name.endswith(".json")}
+    for name in names:
+        own = found.get(folder / f"{name.partition('.')[0]}.json")
+        if own is not None:
+            own.append(folder / name)
+    return found
 
 
 def _write(path: Path, content: bytes) -> None:
