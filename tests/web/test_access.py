@@ -140,6 +140,22 @@ def test_a_token_opens_the_door(bench: Workbench) -> None:
         assert visitor.get("/api/about").status_code == 200  # the cookie is kept
 
 
+@pytest.mark.parametrize(
+    "cookies",
+    [
+        f"aha_token={TOKEN}",
+        f'settings={{"a": 1}}; aha_token={TOKEN}',
+        f"not allowed=1; aha_token={TOKEN}; theme=dark",
+        f"alone;aha_token={TOKEN}",
+    ],
+)
+def test_cookies_of_other_applications_lock_nobody_out(bench: Workbench, cookies: str) -> None:
+    with make_client(bench, token=TOKEN) as visitor:
+        assert visitor.get("/api/about", headers={"cookie": cookies}).status_code == 200
+        for wrong in (cookies.replace("aha_token", "my_aha_token"), cookies.replace(TOKEN, TOKEN[1:])):
+            assert_refused(visitor.get("/api/about", headers={"cookie": wrong}), 401)
+
+
 def test_a_token_is_demanded_beyond_loopback() -> None:
     assert chosen_token("127.0.0.1", "") == "" == chosen_token("localhost", "") == chosen_token("::1", "")
     assert len(chosen_token("0.0.0.0", "")) >= 32
