@@ -109,7 +109,8 @@ class Guard:
         query = parse_qs(scope["query_string"].decode("latin-1"))
         if scope["path"] == "/" and scope["method"] == "GET" and self._is_token(query.pop("token", [""])[0]):
             # Into a cookie and out of the address, which people copy, store and show.
-            cookie = f"{COOKIE}={self._token}; HttpOnly; SameSite=Strict; Path=/"
+            # Lax, so that a link in a letter or on another site leads in; what changes anything is refused from there.
+            cookie = f"{COOKIE}={self._token}; HttpOnly; SameSite=Lax; Path=/"
             rest = urlencode(query, doseq=True)
             return 303, "welcome", {"location": f"/?{rest}" if rest else "/", "set-cookie": cookie}
         return 401, "a token is needed; open the address that the server printed", {"www-authenticate": "Bearer"}
