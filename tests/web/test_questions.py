@@ -99,7 +99,9 @@ def test_contrast_shares_sum_to_one(client: TestClient, picture: str) -> None:
 
 
 def test_the_model_view_is_the_models_input(client: TestClient, picture: str, loaded: TargetModel) -> None:
-    shown = np.asarray(Image.open(io.BytesIO(client.get(f"/api/pictures/{picture}/input?model={MODEL}").content)))
+    answer = client.get(f"/api/pictures/{picture}/input?model={MODEL}")
+    assert "immutable" not in answer.headers.get("cache-control", ""), "another session may call another model so"
+    shown = np.asarray(Image.open(io.BytesIO(answer.content)))
     inputs, _ = loaded.stated_preprocessing()(Image.open(io.BytesIO(png(1))))
     expected = loaded.to_pixels(inputs).clamp(0, 1).permute(1, 2, 0).numpy() * 255
     np.testing.assert_allclose(shown, expected, atol=1)

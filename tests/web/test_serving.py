@@ -132,12 +132,13 @@ def test_the_command_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gal
         (("--model", "timm:test_resnt"), ("did you mean", "test_resnet")),
         ((*MODEL_OPTIONS, "--token", "short"), ("8 to 128",)),
         ((*MODEL_OPTIONS, "--token", "with space and; more"), ("8 to 128",)),
-        ((*MODEL_OPTIONS, "--run", "nowhere"), ("nowhere", "no scores")),
+        ((*MODEL_OPTIONS, "--run", "nowhere"), ("nowhere", "does not exist")),
+        ((*MODEL_OPTIONS, "--run", str(Path(__file__).parent)), ("no scores",)),
         ((*MODEL_OPTIONS, "--images", "nowhere"), ("nowhere", "does not exist")),
         ((*MODEL_OPTIONS, "--explainer", "nowhere"), ("nowhere",)),
-        ((*MODEL_OPTIONS, "--weights", "a", "--weights", "b"), ("2 weights files for 1 models",)),
+        ((*MODEL_OPTIONS, "--weights", __file__, "--weights", __file__), ("2 weights files for 1 models",)),
     ],
-    ids=["model", "token", "token-letters", "run", "images", "explainer", "weights"],
+    ids=["model", "token", "token-letters", "run", "empty run", "images", "explainer", "weights"],
 )
 def test_bad_input_is_one_line(options: tuple[str, ...], words: tuple[str, ...], tmp_path: Path) -> None:
     cache = tmp_path / "cache"

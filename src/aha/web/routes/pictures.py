@@ -46,7 +46,7 @@ def picture_routes(bench: Workbench) -> list[Route]:
         """What the model sees of it."""
         model = bench.model(request.query_params.get("model", "")).model
         inputs, _ = pictures.prepared(request.path_params["key"], model)
-        return binary(as_png(model_view(inputs, model)), "image/png", lasting=True)
+        return binary(as_png(model_view(inputs, model)), "image/png")
 
     def reference(request: Request) -> Response:
         """What stands in for its removed pixels."""
@@ -54,7 +54,7 @@ def picture_routes(bench: Workbench) -> list[Route]:
         chosen = allowed_reference(request.query_params.get("reference", ""))
         inputs, _ = pictures.prepared(request.path_params["key"], model)
         blank = chosen(model, model_view(inputs, model)[None], torch.zeros(1, dtype=torch.int64))[0]
-        return binary(as_png(blank), "image/png", lasting=True)
+        return binary(as_png(blank), "image/png")
 
     def example_thumbnail(request: Request) -> Response:
         place = number(request.path_params["number"])
