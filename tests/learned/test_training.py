@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +21,10 @@ from torch import Tensor
 import aha
 import aha.learned.training as training
 from aha.errors import AhaError, ImageError, ModelError, OutputError, SpecError
+from aha.learned.checkpoints import RunFolder
 from aha.learned.choices import Choices, explained_classes
 from aha.learned.explainer import Explainer
+from aha.learned.logbook import Logbook
 from aha.learned.settings import Design, Settings, load_settings
 from aha.learned.training import TrainingError, learning_rate, temperature, train
 from aha.learned.validation import hard_scores
@@ -101,6 +105,39 @@ def test_a_resumed_run_equals_an_uninterrupted_one(target: TargetModel, folder: 
     resumed = train(target, folder / "labels.csv", tmp_path / "parts", settings=chosen, resume=True)
     assert records(tmp_path / "parts") == records(tmp_path / "whole")
     assert [record["step"] for record in records(tmp_path / "parts")] == list(range(6))
+    for name, value in weights(whole).items():
+        assert torch.equal(value, weights(resumed)[name]), name
+
+
+@pytest.mark.parametrize(
+    ("owner", "work", "call", "every"),
+    [
+        (training, "validation_curves", 1, 0),
+        (training, "validation_curves", 2, 2),
+        (RunFolder, "save_best", 1, 0),
+        (RunFolder, "save_best", 1, 2),
+        (Logbook, "add", 6, 0),
+    ],
+)
+def test_a_step_that_was_interrupted_after_its_update_is_measured_and_recorded(
+    owner: Any, work: str, call: int, every: int, target: TargetModel, folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    chosen, real, calls = settings("ema=0.9", f"validate_every={every}", "save_every=4"), getattr(owner, work), count(1)
+
+    def interrupted(*args: Any) -> Any:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    whole = train(target, folder / "labels.csv", tmp_path / "whole", settings=chosen)
+    monkeypatch.setattr(owner, work, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(target, folder / "labels.csv", tmp_path / "parts", settings=chosen)
+    learnt = torch.load(tmp_path / "parts" / "state.pt", weights_only=True)["step"]
+    assert learnt == (call * every if every else 6), "the update is not lost"
+    resumed = train(target, folder / "labels.csv", tmp_path / "parts", settings=chosen, resume=True)
+    assert records(tmp_path / "parts") == records(tmp_path / "whole")
+    assert resumed.config == whole.config
     for name, value in weights(whole).items():
         assert torch.equal(value, weights(resumed)[name]), name
 

@@ -4,7 +4,7 @@ out/
   run.json            target, data and settings of the run
   explainer/          the best explainer so far by the hard metrics (config.json, model.safetensors, README.md)
   last/               the latest
-  state.pt            weights, optimiser and step, for resuming; tensors and numbers only
+  state.pt            weights, optimiser, step and its unrecorded figures, for resuming; tensors and numbers only
   failed_batch.json   images of a step whose loss was not finite
   metrics.jsonl       one line per step (logbook.py)
   tensorboard/        where TensorBoard is installed
@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -44,6 +44,7 @@ class State:
         optimiser: with its moments.
         step: the next one.
         best: highest validation score so far.
+        unrecorded: figures of the latest step, until they are in the logbook.
         is_whole: do weights, optimiser and step belong together?
     """
 
@@ -52,6 +53,7 @@ class State:
     optimiser: torch.optim.Optimizer
     step: int = 0
     best: float = -math.inf
+    unrecorded: dict[str, float] = field(default_factory=dict)
     is_whole: bool = True
 
     @classmethod
@@ -67,6 +69,11 @@ class State:
         self.is_whole = False
         yield
         self.is_whole = True
+
+    @property
+    def recorded(self) -> int:
+        """How many steps are in the logbook."""
+        return self.step - 1 if self.unrecorded else self.step
 
     def update_average(self, decay: float) -> None:
         """After a step of the optimiser."""
@@ -114,6 +121,7 @@ class RunFolder:
             "optimiser": state.optimiser.state_dict(),
             "step": state.step,
             "best": state.best,
+            "unrecorded": state.unrecorded,
         }
         with writing(self.out):
             write_atomically(self.out / STATE, lambda file: torch.save(content, file))
@@ -126,6 +134,7 @@ class RunFolder:
         state.explainer.load_state_dict(content["explainer"])
         state.optimiser.load_state_dict(content["optimiser"])
         state.average, state.step, state.best = content["average"], int(content["step"]), float(content["best"])
+        state.unrecorded = content.get("unrecorded", {})  # earlier versions did not save them
 
     def record_failure(self, batch: Batch, step: int) -> Path:
         """Writes down the batch that cannot be learnt from; returns the file."""

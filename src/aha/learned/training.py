@@ -107,7 +107,9 @@ def _learn(
     engine: Engine,
     record: Callable[[Record], None],
 ) -> None:
-    """The loop: all steps that remain, each recorded; measured and saved when that is due."""
+    """The loop: all steps that remain; first the end of one that was interrupted after its update."""
+    if state.unrecorded:
+        _finish_step(state, target, held_out, config, folder, engine, record)
     explainer, optimiser = state.explainer.train(), state.optimiser
     images = StepImages(samples, target.stated_preprocessing(), config.seed, config.crop)
     for batch in step_batches(images, range(state.step, config.steps), config.batch_size, engine.share, config.workers):
@@ -129,14 +131,9 @@ def _learn(
             optimiser.step()
             state.update_average(config.ema)
             state.step += 1
-        speed = config.batch_size / (time.perf_counter() - started)
-        figures |= {"learning_rate": rate, "temperature": heat, "images_per_second": speed}
-        is_last = state.step == config.steps
-        if is_last or (config.validate_every and state.step % config.validate_every == 0):
-            figures |= _measured(state, target, held_out, config, folder, engine)
-        if engine.is_first and (is_last or state.step % config.save_every == 0):
-            folder.save(state)
-        record(figures)
+            speed = config.batch_size / (time.perf_counter() - started)
+            state.unrecorded = figures | {"learning_rate": rate, "temperature": heat, "images_per_second": speed}
+        _finish_step(state, target, held_out, config, folder, engine, record)
 
 
 def training_step(
@@ -173,6 +170,24 @@ def temperature(config: TrainConfig, step: int) -> float:
     return float(config.hot * (config.cold / config.hot) ** progress)
 
 
+def _finish_step(
+    state: State,
+    target: TargetModel,
+    held_out: Sequence[Sample],
+    config: TrainConfig,
+    folder: RunFolder,
+    engine: Engine,
+    record: Callable[[Record], None],
+) -> None:
+    """What follows an update: it is measured and saved when that is due, and recorded."""
+    figures, is_last = state.unrecorded, state.step == config.steps
+    if is_last or (config.validate_every and state.step % config.validate_every == 0):
+        figures = figures | _measured(state, target, held_out, config, folder, engine)
+    record(figures)
+    if engine.is_first and (is_last or state.step % config.save_every == 0):
+        folder.save(state)
+
+
 def _measured(
     state: State,
     target: TargetModel,
@@ -186,10 +201,10 @@ def _measured(
     curves = validation_curves(explainer, target, held_out, config, engine)
     scores = mean_scores(curves, target)
     if scores["ins_del"] > state.best:
-        state.best = scores["ins_del"]
         explainer.config = replace(explainer.config, response=tuple(mean_response(*curves.unbind(dim=1))))
         if engine.is_first:
             folder.save_best(explainer, state.step, scores)
+        state.best = scores["ins_del"]  # only now: measured again after an interruption, it must still be the best
     return {f"validation_{name}": value for name, value in scores.items()}
 
 
@@ -198,11 +213,12 @@ def _recorded(
     folder: RunFolder, state: State, engine: Engine, on_step: Callable[[Record], None]
 ) -> Iterator[Callable[[Record], None]]:
     """What takes each step's figures: the logbook and the caller. Ctrl-C inside the block saves the state first."""
-    book = Logbook(folder.out, state.step) if engine.is_first else None
+    book = Logbook(folder.out, state.recorded) if engine.is_first else None
 
     def record(figures: Record) -> None:
         if book is not None:
             book.add(figures)
+        state.unrecorded = {}
         on_step(figures)
 
     try:
