@@ -20,9 +20,10 @@ from torch import Tensor
 
 import aha
 import aha.learned.training as training
-from aha.errors import AhaError, ImageError, ModelError, OutputError, SpecError
+from aha.errors import AhaError, AhaWarning, ImageError, ModelError, OutputError, SpecError
 from aha.learned.checkpoints import RunFolder
 from aha.learned.choices import Choices, explained_classes
+from aha.learned.data import split_samples
 from aha.learned.explainer import Explainer
 from aha.learned.logbook import Logbook
 from aha.learned.settings import Design, Settings, load_settings
@@ -316,6 +317,48 @@ def test_a_full_disk_is_one_line_and_the_last_state_stays_whole(
     monkeypatch.undo()
     train(target, folder / "labels.csv", out, settings=settings(), resume=True)
     assert len(records(out)) == 6
+
+
+def test_a_held_out_picture_that_cannot_be_read_is_left_out_with_one_warning(
+    target: TargetModel, folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    chosen, data = settings("validate_every=2"), folder / "labels.csv"
+    samples, held_out = split_samples(data, None, target, chosen.training)
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "split_samples", lambda *_: (samples, held_out[1:]))
+        train(target, data, tmp_path / "without", settings=chosen)
+    Path(held_out[0].file).write_bytes(b"\x89PNG broken")
+
+    def interrupt(record: dict[str, float]) -> None:
+        if record["step"] == 3:
+            raise KeyboardInterrupt
+
+    line = f"held-out images that cannot be read are left out, 1 of 4: {held_out[0].file}"
+    with pytest.warns(AhaWarning, match=line) as warned, pytest.raises(KeyboardInterrupt):
+        train(target, data, tmp_path / "with", settings=chosen, on_step=interrupt)
+    assert len(warned) == 1
+    with pytest.warns(AhaWarning, match=line):
+        train(target, data, tmp_path / "with", settings=chosen, resume=True)
+    assert records(tmp_path / "with") == records(tmp_path / "without")
+
+
+def test_held_out_pictures_none_of_which_can_be_read_are_refused(
+    target: TargetModel, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.png").write_bytes(b"\x89PNG broken")
+    with pytest.raises(ImageError, match=r"no held-out image can be read, give others as validation: .*bad.png"):
+        train(target, folder, tmp_path / "run", settings=settings(), validation=tmp_path / "bad.png")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_sign_of_the_evidence_is_found_without_pictures_that_cannot_be_read(
+    target: TargetModel, folder: Path, tmp_path: Path
+) -> None:
+    chosen = settings("steps=1", "evidence=forward")
+    for sample in split_samples(folder, None, target, chosen.training)[0][:9]:
+        Path(sample.file).write_bytes(b"\x89PNG broken")
+    trained = train(target, folder, tmp_path / "run", settings=chosen)
+    assert trained.decoder.evidence_gain.item() == pytest.approx(1, abs=0.01)
 
 
 def test_runs_are_neither_overwritten_nor_continued_with_other_settings(

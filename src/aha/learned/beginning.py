@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import torch
 
 from aha.data.samples import Sample
 from aha.errors import CapabilityError
+from aha.learned.data import readable
 from aha.learned.engine import Engine
 from aha.learned.explainer import Explainer
 from aha.learned.settings import Conditioning, Design, TrainConfig
@@ -44,6 +46,7 @@ def orient_evidence(
 ) -> None:
     """Turns the class evidence round where it points away from what matters, as patch tokens of CLIP's ViTs do."""
     if explainer.config.evidence == "forward":
-        curves = validation_curves(explainer, target, samples[:_SAMPLES_FOR_SIGN], config, engine)
+        first = list(islice(readable(samples), _SAMPLES_FOR_SIGN))
+        curves = validation_curves(explainer, target, first, config, engine)
         with torch.no_grad():
             explainer.decoder.evidence_gain.fill_(1.0 if mean_scores(curves, target)["ins_del"] >= 0 else -1.0)

@@ -7,7 +7,7 @@ number of processes, and still sees the same images. Each epoch goes through all
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from aha.core.pictures import read_named
 from aha.data.images import read_image
 from aha.data.samples import Sample, find_samples
 from aha.errors import ImageError
@@ -95,6 +96,17 @@ def split_samples(
     held_out = order[: max(1, min(config.validation_images, len(samples) // 10))]
     left_out = set(held_out)
     return [s for index, s in enumerate(samples) if index not in left_out], [samples[index] for index in held_out]
+
+
+def readable(samples: Iterable[Sample], on_error: Callable[[str], None] = lambda reason: None) -> Iterator[Sample]:
+    """The samples whose pictures can be read; `on_error` is told why another one cannot."""
+    for sample in samples:
+        try:
+            read_named(sample.read(), sample.file)
+        except (ImageError, OSError) as error:
+            on_error(str(error))
+        else:
+            yield sample
 
 
 def step_batches(

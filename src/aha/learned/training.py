@@ -33,7 +33,7 @@ from aha.learned.loss import objective
 from aha.learned.regions import random_regions, stratified_counts
 from aha.learned.seeds import STEP, generator_for
 from aha.learned.settings import Settings, TrainConfig
-from aha.learned.validation import mean_scores, validation_curves
+from aha.learned.validation import mean_scores, measurable, validation_curves
 from aha.models import TargetModel, load_model, loads_its_model
 
 __all__ = ["BEST", "LAST", "METRICS", "TrainingError", "train"]
@@ -75,7 +75,8 @@ def train(
     config, engine, folder = settings.training, Engine(target.device), RunFolder(out, settings)
     engine.check_batch(config.batch_size)
     check_writable(out)
-    samples, held_out = split_samples(data, validation, target, config)
+    samples, chosen = split_samples(data, validation, target, config)
+    held_out = measurable(chosen, warns=engine.is_first)
     explainer = fresh_explainer(target, settings.design, samples, config.seed)
     if start is not None:
         explainer.start_from(Explainer.from_pretrained(start, device=target.device))

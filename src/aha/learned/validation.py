@@ -12,12 +12,30 @@ from torch import Tensor
 
 from aha.data.images import read_image
 from aha.data.samples import Sample
+from aha.errors import AhaWarning, ImageError, warn
+from aha.learned.data import readable
 from aha.learned.engine import Engine, parts_of
 from aha.learned.explainer import Explainer
 from aha.learned.settings import TrainConfig
 from aha.models import TargetModel
 from aha.perturb.perturbation import area, deletion_masks, insertion_masks, perturbed_outputs, rank_pixels, step_counts
 from aha.perturb.references import Reference
+
+
+def measurable(held_out: Sequence[Sample], *, warns: bool) -> list[Sample]:
+    """Those of the held-out images that can be read: all measurements of a run are of the same ones.
+
+    Found out before the first step, since by default the first measurement comes after the last one.
+    """
+    failures: list[str] = []
+    found = list(readable(held_out, failures.append))
+    if not found:
+        why = failures[0] if failures else "there are none"
+        raise ImageError(f"no held-out image can be read, give others as validation: {why}")
+    if failures and warns:
+        count = f"{len(failures)} of {len(held_out)}"
+        warn(f"held-out images that cannot be read are left out, {count}: {failures[0]}", AhaWarning)
+    return found
 
 
 def validation_curves(
