@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 import aha
+from aha.bench.budget import Account, BudgetSpent, metered
 from aha.learned.loss import ObjectiveConfig, isolated_peaks, objective, perturbed_scores, soft_masks
 from aha.learned.regions import grid_regions, random_regions, stratified_counts
 from aha.metrics import Case, Sample, load_metric
@@ -93,6 +96,25 @@ def test_chunked_gradient_is_the_exact_one(model: TargetModel) -> None:
     )
     (theirs,) = torch.autograd.grad(total, masks)
     assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_backward_passes_are_counted_before_they_are_made(model: TargetModel, tmp_path: Path) -> None:
+    pixels, classes, account = torch.rand(2, 3, 32, 32), torch.tensor([1, 3]), Account(tmp_path)
+    regions = grid_regions((32, 32), 5, (0.4, 0.2), pixels)
+    masks = torch.rand(2, 3, regions.count, requires_grad=True)
+    made: list[int] = []
+
+    def watch(_module: object, _inputs: object, outputs: Tensor) -> None:
+        outputs.register_hook(lambda slopes: made.append(len(slopes)))
+
+    model.module.register_forward_hook(watch)
+    model.chunks.size = 5  # 12 rows in uneven chunks
+    with metered(account, passes=17, seconds=1e9), pytest.raises(BudgetSpent):
+        perturbed_scores(model, pixels, torch.zeros_like(pixels), classes, masks, regions)
+    assert made == [5], "forward, backward and forward; the next 5 would be the 20th"
+    assert model.passes == {"forward": 10, "backward": 5} and account.passes == 15
+    perturbed_scores(model, pixels, torch.zeros_like(pixels), classes, masks, regions)
+    assert made == [5, 5, 5, 2] and model.passes == {"forward": 10 + 12, "backward": 5 + 12}
 
 
 def test_objective_parts_and_weights(model: TargetModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import aha
+from aha.bench.budget import Account, BudgetSpent, metered
 from aha.models import Block, load_model
 from fakes import (
     SIZE,
@@ -69,6 +71,19 @@ def test_fewer_tokens_are_fewer_tokens_in_every_block(images: Tensor) -> None:
     with torch.no_grad():
         tokens = vit.blocks(vit._pos_embed(vit.patch_embed(images))[:, kept])
         assert torch.allclose(found, vit.forward_head(vit.norm(tokens)), atol=1e-5)
+
+
+def test_what_goes_through_a_block_is_counted_before(images: Tensor, tmp_path: Path) -> None:
+    vit = tiny_vit()
+    model, account = load_model(vit), Account(tmp_path)
+    seen: list[int] = []
+    model.structure((3, SIZE, SIZE))
+    for block in vit.blocks:
+        block.mlp.register_forward_hook(lambda _m, _a, out: seen.append(len(out)))
+    with metered(account, passes=3, seconds=1e9), pytest.raises(BudgetSpent):
+        model.block_states(images)
+    assert seen == [4], "the second of two blocks would be the other half of 4 passes"
+    assert model.passes["forward"] == account.passes == 2
 
 
 def rope_vit() -> nn.Module:

@@ -173,12 +173,12 @@ class _MaskedScores(torch.autograd.Function):
                 # A backward pass takes about twice as long as the forward one.
                 with part(0, 1, 3 if needs_gradient else 1):
                     scores = model.score(model.outputs(shown), classes[mine])
-                slopes = torch.autograd.grad(scores.sum(), keep)[0] if needs_gradient else torch.empty(0)
-            return scores.detach(), slopes
+                if not needs_gradient:
+                    return scores, torch.empty(0)
+                model.spend("backward", len(mine))
+                return scores.detach(), torch.autograd.grad(scores.sum(), keep)[0]
 
         found = model.chunks.run(run, len(rows))
-        if needs_gradient:
-            model.spend("backward", len(rows))
         ctx.save_for_backward(torch.cat([slopes for _, slopes in found]))
         return torch.cat([scores for scores, _ in found])
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -26,13 +27,12 @@ from aha.models.structure import Structure
 class Block:
     """One block of the running model, with whatever else the model hands to it besides tokens."""
 
-    def __init__(self, forward: Callable[[Tensor], Any]) -> None:
-        self._forward = forward
-        self.tokens_seen = 0
+    def __init__(self, forward: Callable[[Tensor], Any], announce: Callable[[int], None]) -> None:
+        self._forward, self._announce = forward, announce
 
     def __call__(self, tokens: Tensor, attend: Attend | None = None) -> Tensor:
         """What the block makes of tokens (B, T, D); `attend` does the mixing in place of its own attention."""
-        self.tokens_seen += tokens.shape[0] * tokens.shape[1]
+        self._announce(tokens.shape[0] * tokens.shape[1])
         with nullcontext() if attend is None else AttentionSwap(attend):
             result = first_tensor(self._forward(tokens.clone()))  # a copy: a block may work in place
         assert result is not None
@@ -82,20 +82,24 @@ class BlockStates:
 
 
 @contextmanager
-def stepped(module: nn.Module, structure: Structure, step: Step) -> Iterator[list[Block]]:
-    """Calls `step` in place of every block, for the duration of one forward pass; gives the blocks as they are met."""
+def stepped(
+    module: nn.Module, structure: Structure, step: Step, announce: Callable[[int], None] = lambda tokens: None
+) -> Iterator[None]:
+    """Calls `step` in place of every block, for the duration of one forward pass.
+
+    `announce` is told how many tokens are about to go through a block.
+    """
     parts = dict(module.named_modules())
-    blocks: list[Block] = []
+    numbers = count()
 
     def stand_in(original: Callable[..., Any], in_tuple: bool) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if args:
-                tokens, block = args[0], Block(lambda x: original(x, *args[1:], **kwargs))
+                tokens, block = args[0], Block(lambda x: original(x, *args[1:], **kwargs), announce)
             else:
                 name, tokens = next((name, value) for name, value in kwargs.items() if isinstance(value, Tensor))
-                block = Block(lambda x: original(**{**kwargs, name: x}))
-            blocks.append(block)
-            result = step(len(blocks) - 1, tokens, block)
+                block = Block(lambda x: original(**{**kwargs, name: x}), announce)
+            result = step(next(numbers), tokens, block)
             return (result,) if in_tuple else result
 
         return forward
@@ -103,7 +107,7 @@ def stepped(module: nn.Module, structure: Structure, step: Step) -> Iterator[lis
     sites = {site.name: site for site in structure.blocks}  # one entry for a block that is used again and again
     forwards = {parts[name]: stand_in(parts[name].forward, site.in_tuple) for name, site in sites.items()}
     with swapped_forward(forwards):
-        yield blocks
+        yield
 
 
 @dataclass(frozen=True)

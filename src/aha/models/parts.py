@@ -83,17 +83,24 @@ class Parts:
         images' worth of tokens that go through blocks.
         """
         structure, images = self._anatomy.structure(model, images.shape[1:]), images.to(model.device)
+        layout, seen = structure.blocks[0].layout, 0
+        one_image = len(structure.blocks) * (layout.prefix + layout.grid[0] * layout.grid[1])
+
+        def pay(tokens: int) -> None:
+            """Before they go through a block: an image's worth counts as soon as it is begun."""
+            nonlocal seen
+            paid, seen = -(-seen // one_image), seen + tokens
+            due = -(-seen // one_image) - paid
+            if due:
+                model.spend("forward", due)
+
         with (
             model.undisturbed(),
             autograd(False),
             model.autocast(),
-            stepped(model.module, structure, step) as blocks,
+            stepped(model.module, structure, step, pay),
         ):
-            outputs = model.answer(images)
-        layout = structure.blocks[0].layout
-        one_image = len(structure.blocks) * (layout.prefix + layout.grid[0] * layout.grid[1])
-        model.spend("forward", -(-sum(block.tokens_seen for block in blocks) // one_image))
-        return outputs
+            return model.answer(images)
 
     def block_states(self, model: RunnableModel, images: Tensor, *, attention: bool = False) -> BlockStates:
         """Tokens between all blocks and, if asked for, their queries, keys and values, in one pass without a graph."""
