@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from scipy import stats
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import aha
 from aha.data.mosaics import build_mosaics
@@ -167,8 +168,40 @@ def test_truth_stays_with_its_image_when_another_cannot_be_read(tmp_path: Path) 
     maps[1][:8, :8] = 1
     scores = aha.evaluate(model, tmp_path, maps, "pointing_game", masks=masks, labels=None)
     both = aha.evaluate(model, [tmp_path / "a.png", tmp_path / "b.png"], maps, "pointing_game", masks=masks)
-    assert [row.value for row in both.rows] == [1.0]
+    assert [row.value for row in both.rows] == [row.value for row in scores.rows] == [1.0]
     assert scores.failures[0].image.endswith("a.png")
+
+
+class Unreadable(IterableDataset):
+    """A stream whose second picture of three cannot be read."""
+
+    def __iter__(self):
+        return iter([Image.new("RGB", (32, 32), "red"), b"no picture", Image.new("RGB", (32, 32), "blue")])
+
+
+@pytest.mark.filterwarnings("ignore:1 measurements failed")
+@pytest.mark.parametrize("targets", ["top2", "0, 3", [[1], [2, 3], [0, 4]]])
+def test_maps_stay_with_their_image_when_another_cannot_be_read(model, tmp_path: Path, targets) -> None:
+    for name, colour in (("a", "red"), ("c", "blue")):
+        Image.new("RGB", (32, 32), colour).save(tmp_path / f"{name}.png")
+    (tmp_path / "b.png").write_text("no picture")
+    maps = torch.zeros(6 if isinstance(targets, str) else 5, 32, 32)
+    last = maps[-2:]
+    last[:, :8, :8] = 1
+    mask = torch.zeros(32, 32)
+    mask[:8, :8] = 1
+    for images in (tmp_path, sorted(tmp_path.iterdir()), Unreadable()):
+        scores = aha.evaluate(model, images, maps, "pointing_game", targets=targets, masks=[1 - mask, mask, mask])
+        values = [row.value for row in scores.rows if row.image not in (str(tmp_path / "a.png"), "image-0")]
+        assert values == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("count", [3, 5, 7])
+def test_another_number_of_maps_than_of_images_and_classes_is_refused(model, images, count: int) -> None:
+    maps = torch.rand(count, 32, 32)
+    for given in (images[:2], DataLoader(images[:2], batch_size=1)):
+        with pytest.raises(MetricError, match=rf"^mine: {count} maps(, but 2 images have 4 classes| are too few)"):
+            aha.evaluate(model, given, {"mine": maps}, "sparseness", targets="top2")
 
 
 def test_mosaics_are_judged_for_each_of_their_classes(model) -> None:

@@ -92,13 +92,13 @@ def test_folders_and_mixed_lists(model: TargetModel, folder: Path) -> None:
     names = [subject.name for batch in batches for subject in batch.subjects]
     assert names == [str(folder / name) for name in ("a.png", "b.png", "deep/c.png")]
     assert batches[0].subjects[0].path == folder / "a.png"
-    assert count_images(folder) is None
+    assert count_images(folder) == count_images([folder]) == 3
     mixed: list[Any] = [folder / "deep", picture(7), str(folder / "a.png"), np.zeros((8, 9), dtype=np.uint8)]
     batches = collect(model, mixed, batch_size=10)
     names = [subject.name for subject in batches[0].subjects]
     assert names == [str(folder / "deep/c.png"), "image-1", str(folder / "a.png"), "image-3"]
     assert torch.allclose(batches[0].inputs[1], normalised(picture(7)), atol=1e-5)
-    assert count_images(mixed) is None
+    assert count_images(mixed) == 4
     assert count_images([picture(1), folder / "a.png"]) == 2
 
 
@@ -324,8 +324,10 @@ def test_labels_must_fit(labels: Any, says: str, bare: TargetModel, images: Tens
 
 
 def test_labels_run_out(model: TargetModel, folder: Path) -> None:
-    with pytest.raises(TargetError, match="2 labels are too few; image number 3 has none"):
+    with pytest.raises(TargetError, match="2 labels for 3 images"):
         collect(model, folder, labels=[0, 1])
+    with pytest.raises(TargetError, match="2 labels are too few; image number 3 has none"):
+        collect(model, Stream(), labels=[0, 1])
 
 
 # Datasets

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -22,7 +23,7 @@ from aha.core.progress import Listener, in_parts, part
 from aha.core.progress_line import shown
 from aha.data.batches import Batch, Images, count_images, iter_batches
 from aha.data.mosaics import Mosaic
-from aha.data.targets import Target, resolve_targets
+from aha.data.targets import Target, class_counts, resolve_targets
 from aha.errors import AhaError, AhaWarning, ImageError, MetricError, warn
 from aha.methods import Method, check_fit, load_method
 from aha.methods.base import read_by
@@ -65,8 +66,9 @@ def evaluate(
     Args:
         model: as in `aha.explain`.
         images: as in `aha.explain`; or mosaics from `aha.data.mosaics`, whose classes are then all explained.
-        maps_or_methods: method texts; or maps, one per image and class in the order of `targets`, at the size of the
-            model input or of the original image; or a mapping from names to such maps.
+        maps_or_methods: method texts; or maps, one per image and class in the order of `targets`, those of pictures
+            that cannot be read included, at the size of the model input or of the original image; or a mapping from
+            names to such maps.
         metrics: protocol names (`"quick"`, `"aha"`, `"rise"`, ...) or metric texts (`"deletion(steps=32)"`).
         targets: explained classes, as in `aha.explain`.
         labels: true classes.
@@ -90,12 +92,15 @@ def evaluate(
         targets = [list(mosaic.cells) for mosaic in mosaics]
     truth = Truth(masks, boxes, None if mosaics is None else [mosaic.cells for mosaic in mosaics])
     check_truth(protocols, truth)
-    total, first = count_images(pictures), 0
-    sources = _sources(maps_or_methods, model, seed, protocols, total)
+    total, first, unreadable = count_images(pictures), 0, 0
+    chosen: list[list[int]] = []
+    sources = _sources(maps_or_methods, model, seed, protocols, class_counts(targets, total))
     scores = Scores(protocols=protocols, model=model.spec)
     chunks = Chunks(batch_size or model.chunks.size)
 
     def on_error(name: str, error: ImageError) -> None:
+        nonlocal unreadable
+        unreadable += 1
         scores.failures.append(Failure(name, "", "", str(error)))
 
     with shown(progress, "evaluating"):
@@ -109,10 +114,14 @@ def evaluate(
                     chosen = resolve_targets(targets, model, outputs, batch.labels, positions=positions, total=total)
                     for own in methods:
                         own.ahead = own.try_to_make(batch, outputs, chosen) if own.method in reading else None
+                if total is not None:
+                    _check_maps(sources, total, chosen)
                 for source in in_parts(sources):
                     cases = source.cases(batch, samples, outputs, chosen, scores.failures)
                     _score_all(iter(prepared(cases, protocols)), sum(map(len, chosen)), protocols, scores)
             first += len(samples)
+    if total is None:
+        _check_maps(sources, first + unreadable, chosen)
     _tell_of_failures(scores)
     return scores
 
@@ -350,8 +359,10 @@ class _MapSource:
     name: str
     maps: Sequence[Any]
     seed: int
-    one_each: bool  # one map per image: its place is the image's, also where images before it cannot be read
-    used: int = 0
+    counts: Sequence[int] | None  # how many each image has; None where all have equally many
+
+    def __post_init__(self) -> None:
+        self._starts = [0, *accumulate(self.counts or ())]
 
     def cases(
         self, batch: Batch, samples: list[Sample], outputs: Tensor, chosen: list[list[int]], failures: list[Failure]
@@ -359,15 +370,28 @@ class _MapSource:
         for position, subject, sample, targets in zip(
             batch.positions or (), batch.subjects, samples, chosen, strict=True
         ):
-            self.used = position if self.one_each else self.used
-            for target in targets:
-                if self.used >= len(self.maps):
-                    raise MetricError(f"{len(self.maps)} maps of {self.name} are too few; {sample.name} has none")
-                values = copied(self.maps[self.used]).float()
-                self.used += 1
+            # By the image's position: maps of images that cannot be read have their places too.
+            first = position * len(targets) if self.counts is None else self._starts[position]
+            for place, target in enumerate(targets, start=first):
+                if place >= len(self.maps):
+                    raise MetricError(f"{self.name}: {len(self.maps)} maps are too few; {sample.name} has none")
+                values = copied(self.maps[place]).float()
                 case = fitted_case(sample, target, values, subject.geometry, self.name, self.seed, failures)
                 if case is not None:
                     yield case
+
+
+def _check_maps(sources: Sequence[MethodSource | _MapSource], images: int, chosen: list[list[int]]) -> None:
+    """Refuses maps that are not as many as images and classes: which of them belong together cannot be known then."""
+    for source in sources:
+        if not isinstance(source, _MapSource) or not chosen:
+            continue
+        wanted = images * len(chosen[0]) if source.counts is None else sum(source.counts)
+        if len(source.maps) != wanted:
+            raise MetricError(
+                f"{source.name}: {len(source.maps)} maps, but {images} images have {wanted} classes together; "
+                f"give one per image and class, also for pictures that cannot be read"
+            )
 
 
 def _case(sample: Sample, target: int, values: Tensor, method: str, seed: int, failures: list[Failure]) -> Case | None:
@@ -394,7 +418,7 @@ def fitted_case(
 
 
 def _sources(
-    given: MapsOrMethods, model: TargetModel, seed: int, protocols: Sequence[Protocol], total: int | None
+    given: MapsOrMethods, model: TargetModel, seed: int, protocols: Sequence[Protocol], counts: list[int] | None
 ) -> list[MethodSource | _MapSource]:
     """What is to be scored, checked before anything is computed."""
     if isinstance(given, str | Method):
@@ -409,8 +433,7 @@ def _sources(
     if any("method" in protocol.needs for protocol in protocols):
         raise MetricError("this protocol has to run the method again; maps alone are not enough")
     named: Mapping[str, Any] = given if isinstance(given, Mapping) else {"maps": given}
-    lists = {name: _as_list(maps, name) for name, maps in named.items()}
-    return [_MapSource(name, maps, seed, one_each=len(maps) == total) for name, maps in lists.items()]
+    return [_MapSource(name, _as_list(maps, name), seed, counts) for name, maps in named.items()]
 
 
 def _as_list(maps: Any, name: str) -> Sequence[Any]:

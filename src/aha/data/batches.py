@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from aha.data.images import Pictures, iter_pictures
+from aha.data.images import Pictures, find_images, iter_pictures
 from aha.errors import ImageError, TargetError
 from aha.models import TargetModel
 from aha.models.preprocessing import Geometry
@@ -63,10 +63,10 @@ def count_images(images: Images) -> int | None:
     if isinstance(images, Tensor):
         return 1 if images.dim() == 3 else len(images)
     if isinstance(images, str | Path):
-        return None if Path(images).is_dir() else 1
+        return len(find_images(Path(images))) if Path(images).is_dir() else 1
     if isinstance(images, list | tuple):
-        is_plain = not any(isinstance(item, str | Path) and Path(item).is_dir() for item in images)
-        return len(images) if is_plain else None
+        folders = [item for item in images if isinstance(item, str | Path) and Path(item).is_dir()]
+        return len(images) - len(folders) + sum(len(find_images(Path(folder))) for folder in folders)
     if isinstance(images, DataLoader | IterableDataset):
         return None
     return len(images) if isinstance(images, Dataset) else 1  # type: ignore[arg-type]  # those that are indexed have one

@@ -54,10 +54,14 @@ def most_classes(target: Target, total: int | None = None) -> int:
     if isinstance(target, str):
         top = re.fullmatch(r"top(\d+)", target)
         return max(1, int(top[1])) if top else target.count(",") + 1
-    rows = _as_list(target) if _is_row(target) else []
-    if total == 1 and rows and not _is_row(rows[0]):
-        return len(rows)
-    return max((len(row) for row in rows if _is_row(row)), default=1)
+    return max([1, *(class_counts(target, total) or [])])
+
+
+def class_counts(target: Target, total: int | None = None) -> list[int] | None:
+    """How many classes each image has, where the target says so image by image; else all have equally many."""
+    if not _is_row(target):
+        return None
+    return [len(_as_list(row)) if _is_row(row) else 1 for row in _rows(target, total)]
 
 
 def _by_word(word: str, model: TargetModel, outputs: Tensor, labels: Tensor | None) -> list[list[int]]:
@@ -94,9 +98,7 @@ def top_classes(outputs: Tensor, count: int, num_classes: int = 2) -> Tensor:
 
 
 def _by_position(target: Any, model: TargetModel, positions: Sequence[int], total: int | None) -> list[list[int]]:
-    rows = _as_list(target)
-    if total == 1 and rows and not _is_row(rows[0]):
-        rows = [rows]  # several classes of the one image
+    rows = _rows(target, total)
     if total is not None and len(rows) != total:
         raise TargetError(f"{len(rows)} targets for {total} images; give one per image, or a list of classes for each")
     if positions[-1] >= len(rows):
@@ -106,6 +108,12 @@ def _by_position(target: Any, model: TargetModel, positions: Sequence[int], tota
     if not all(chosen):
         raise TargetError("an image has an empty list of classes; give at least one")
     return chosen
+
+
+def _rows(target: Any, total: int | None) -> list[Any]:
+    """The class, or the classes, of each image."""
+    rows = _as_list(target)
+    return [rows] if total == 1 and rows and not _is_row(rows[0]) else rows  # several classes of the one image
 
 
 def _is_row(value: Any) -> bool:
