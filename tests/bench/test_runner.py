@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from worlds import cells_of, count_lines, tiny_model
+from worlds import cells_of, count_lines, make_data, tiny_model
 
 import aha
 from aha.bench import merge_runs, read_run
@@ -153,6 +153,33 @@ def test_mosaics(plan: Plan, tmp_path: Path) -> None:
     (cell, other) = cells_of(tmp_path / "run").values()
     assert cell["asked"] == other["asked"] == "grid" and len(cell["found"]) == 4
     assert BenchRun(plan, tmp_path / "run", model=tiny_model()).total == 2
+    run(plan, tmp_path / "run")
+    assert count_lines(tmp_path / "run") == 2
+
+
+@pytest.mark.filterwarnings("ignore:the pictures sufficed")
+def test_mosaics_that_cannot_be_filled_are_not_missed(plan: Plan, tmp_path: Path) -> None:
+    """Eight pictures, five of them of one class, give one mosaic, whoever shares the work."""
+    more = make_data(tmp_path / "more", 8)
+    (more / "list.csv").write_text("file,label\n" + "".join(f"{i:02d}.png,{max(0, i - 4)}\n" for i in range(8)))
+    plan = replace(plan, data=f"csv:{more / 'list.csv'}", metrics=("grid_pointing",), methods=("random_map",))
+    for rank in range(2):
+        made = run(plan, tmp_path / "run", share=(rank, 2))
+        assert made.num_images == 1 and made.total == 1 - rank
+    assert count_lines(tmp_path / "run") == 1 and read_run(tmp_path / "run").group("grid").missing == 0
+
+
+def test_a_mosaic_with_a_picture_that_cannot_be_read_is_a_cell_with_a_reason(plan: Plan, tmp_path: Path) -> None:
+    more = make_data(tmp_path / "more", 8)
+    (more / "list.csv").write_text("file,label\n" + "".join(f"{i:02d}.png,{i % 4}\n" for i in range(8)))
+    plan = replace(plan, data=f"csv:{more / 'list.csv'}", metrics=("grid_pointing",), methods=("random_map",))
+    run(plan, tmp_path / "whole")
+    (more / "03.png").write_bytes(b"nothing")
+    run(plan, tmp_path / "run")
+    good, bad = sorted(cells_of(tmp_path / "run").values(), key=lambda cell: len(cell["failures"]))
+    assert len(good["found"]) == 4 and good in cells_of(tmp_path / "whole").values()
+    assert not bad["found"] and "03.png" in bad["failures"][0][1]
+    assert read_run(tmp_path / "run").group("grid").missing == 0
     run(plan, tmp_path / "run")
     assert count_lines(tmp_path / "run") == 2
 

@@ -14,7 +14,7 @@ from sklearn.metrics import average_precision_score, f1_score, jaccard_score
 from torch import Tensor, nn
 
 import aha
-from aha.data.mosaics import Mosaic, build_mosaics
+from aha.data.mosaics import Mosaic, build_mosaic, build_mosaics, plan_mosaics
 from aha.errors import AhaWarning, ImageError, MetricError, ModelError, SpecError
 from aha.metrics import Case, Sample, load_metric
 from aha.metrics.localisation import average_precision
@@ -315,6 +315,14 @@ def test_mosaics_follow_from_the_seed() -> None:
     first, again, other = ([m.sources for m in build_mosaics(model, given, count=4, seed=s)] for s in (1, 1, 2))
     assert first == again != other
     assert first == [m.sources for m in build_mosaics(model, iter(given), count=4, seed=1)]
+
+
+def test_mosaics_can_be_planned_by_labels_alone() -> None:
+    model, given = target(classes=10), pictures(40, 10)
+    plan = plan_mosaics([label for _, label in given], count=4, seed=1)
+    for made, sources in zip(build_mosaics(model, given, count=4, seed=1), plan, strict=True):
+        alone = build_mosaic(model, given, sources)
+        assert (alone.sources, alone.cells) == (made.sources, made.cells) and alone.image == made.image
 
 
 def test_mosaic_inputs_are_normalised_and_not_cropped() -> None:

@@ -106,7 +106,7 @@ class BenchRun:
     @property
     def pending(self) -> int:
         """Number of cells of this process that are still to be done."""
-        if self.subjects.are_mosaics:  # which ones are filled shows when they are built
+        if self.subjects.are_mosaics:  # which ones are done shows when they are built
             return self.total
         return sum(len(self.cells.missing(image)) for image in self._own_images())
 

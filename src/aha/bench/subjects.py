@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, cast
 
 import torch
 from numpy.typing import NDArray
@@ -20,9 +20,10 @@ from aha.data.batches import Subject
 from aha.data.datasets import BenchImage, choose, find_data, mda_filter
 from aha.data.images import read_image
 from aha.data.labelled import Lazy
-from aha.data.mosaics import Cell, Mosaic, build_mosaics
+from aha.data.mosaics import Cell, Mosaic, build_mosaic, plan_mosaics
 from aha.data.targets import resolve_targets
 from aha.errors import MetricError, SpecError, TargetError
+from aha.learned.engine import parts_of
 from aha.metrics.protocols import Protocol
 from aha.models import TargetModel
 from aha.models.preprocessing import Geometry
@@ -70,7 +71,8 @@ class Subjects:
         self._check_truth(protocols)
         self.target_kinds = (GRID,) if self.are_mosaics else tuple(dict.fromkeys(sorted(plan.targets, key=_label_last)))
         self._check_targets()
-        self.count = len(self.images) // _MOSAIC_SIDE**2 if self.are_mosaics else len(self.images)
+        self._mosaics = self._planned_mosaics() if self.are_mosaics else []
+        self.count = len(self._mosaics) if self.are_mosaics else len(self.images)
 
     def mosaics(self, share: tuple[int, int]) -> Iterator[BenchImage]:
         """The mosaics of a process, made of the images as they are needed."""
@@ -80,12 +82,13 @@ class Subjects:
             assert image.label is not None
             return read_image(image.read()), image.label
 
-        pictures: Any = Lazy(len(self.images), picture)
-        built = build_mosaics(self._model, pictures, count=self.count, n=_MOSAIC_SIDE, seed=self._plan.seed)
-        for index, mosaic in enumerate(built):
-            if index % share[1] == share[0]:
-                names = "+".join(self.images[source].id for source in mosaic.sources)
-                yield BenchImage(f"mosaic-{index:05d}-{result_key(names)[:8]}", partial(_same, mosaic))
+        pictures = Lazy(len(self.images), picture)
+        for index in parts_of(len(self._mosaics), share):
+            sources = self._mosaics[index]
+            names = "+".join(self.images[source].id for source in sources)
+            # Asked for twice, for its digest and to be scored.
+            read = cache(partial(build_mosaic, self._model, pictures, sources))
+            yield BenchImage(f"mosaic-{index:05d}-{result_key(names)[:8]}", read)
 
     def read(self, image: BenchImage) -> LoadedImage:
         """Reads an image or a mosaic and makes the model's input of it."""
@@ -134,6 +137,11 @@ class Subjects:
         kept = set(self.kept)
         return [image for image in images if image.id in kept]
 
+    def _planned_mosaics(self) -> list[tuple[int, ...]]:
+        """By labels alone, so that all processes know how many there are, and one bad picture spoils one of them."""
+        labels = [cast("int", image.label) for image in self.images]
+        return plan_mosaics(labels, count=len(labels) // _MOSAIC_SIDE**2, n=_MOSAIC_SIDE, seed=self._plan.seed)
+
     def _check_truth(self, protocols: Sequence[Protocol]) -> None:
         if not self.are_mosaics:
             check_truth(protocols, Truth([()] if self._has_masks else None, [()] if self._has_boxes else None))
@@ -156,7 +164,3 @@ class Subjects:
 def _label_last(target_kind: str) -> bool:
     """The predicted class first: where it is the true one, the true one's cells are known already."""
     return target_kind == "label"
-
-
-def _same(mosaic: Mosaic) -> Mosaic:
-    return mosaic

@@ -6,10 +6,11 @@ larger image, which convolutional networks accept. With boxes, each class also h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +21,9 @@ from torch import Tensor
 from aha.core.seeds import generator_of
 from aha.errors import AhaWarning, ImageError, ModelError, SpecError, warn
 from aha.models import TargetModel
+from aha.models.preprocessing import Preprocessing
 
+T = TypeVar("T")
 Cell = tuple[int, int, int, int]
 """y0, x0, y1, x1 in pixels of the mosaic."""
 Fitting = Literal["resize", "full"]
@@ -100,13 +103,42 @@ def build_mosaics(
     return _filled(model, tiles, count, n, cell)
 
 
+def plan_mosaics(labels: Sequence[int], *, count: int, n: int = 2, seed: int = 0) -> list[tuple[int, ...]]:
+    """Positions of the pictures that `build_mosaics` puts together, by their labels alone: no picture is read."""
+    groups = list(_first_fit(_shuffled(len(labels), seed), lambda index: labels[index], count, n * n))
+    _check_filled(len(groups), count, n)
+    return [tuple(group) for group in groups]
+
+
+def build_mosaic(model: TargetModel, pictures: Sequence[tuple[Image.Image, int]], sources: tuple[int, ...]) -> Mosaic:
+    """The mosaic of shrunken pictures at the positions of a plan, row by row."""
+    n = math.isqrt(len(sources))
+    preprocess = _in_cell(model, n, "resize")
+    tiles = []
+    for source in sources:
+        image, label = pictures[source]
+        tiles.append(_Tile(source, label, preprocess(image)[0], None))
+    return _tiled(model, tiles, n, "resize")
+
+
+def _shuffled(count: int, seed: int) -> list[int]:
+    order: list[int] = torch.randperm(count, generator=generator_of(seed)).tolist()
+    return order
+
+
+def _in_cell(model: TargetModel, n: int, cell: Fitting) -> Preprocessing:
+    """From a picture to its cell."""
+    preprocess = model.stated_preprocessing()
+    if cell == "full":
+        return preprocess
+    height, width = (side // n for side in preprocess.size)
+    return replace(preprocess, size=(height, width), fit="squash", resize_to=None)
+
+
 def _tiles(model: TargetModel, pictures: Iterable[Labelled], n: int, seed: int, cell: Fitting) -> Iterator[_Tile]:
     given: Any = pictures if hasattr(pictures, "__getitem__") and hasattr(pictures, "__len__") else list(pictures)
-    preprocess = model.stated_preprocessing()
-    if cell == "resize":
-        height, width = (side // n for side in preprocess.size)
-        preprocess = replace(preprocess, size=(height, width), fit="squash", resize_to=None)
-    for index in torch.randperm(len(given), generator=generator_of(seed)).tolist():
+    preprocess = _in_cell(model, n, cell)
+    for index in _shuffled(len(given), seed):
         image, label, *box = given[index]
         model.check_classes(torch.tensor([label]))
         inputs, geometry = preprocess(image)
@@ -134,25 +166,38 @@ def _confident(model: TargetModel, tiles: Iterator[_Tile], least: float) -> Iter
 
 
 def _filled(model: TargetModel, tiles: Iterator[_Tile], count: int, n: int, cell: Fitting) -> Iterator[Mosaic]:
-    """First fit: each tile goes to the oldest open mosaic without its class."""
+    finished = 0
+    for group in _first_fit(tiles, lambda tile: tile.label, count, n * n):
+        yield _tiled(model, group, n, cell)
+        finished += 1
+    _check_filled(finished, count, n)
+
+
+def _first_fit(tiles: Iterable[T], label_of: Callable[[T], int], count: int, size: int) -> Iterator[list[T]]:
+    """Up to `count` groups of tiles of distinct classes: each goes to the oldest open group without its class."""
     started = finished = 0
-    waiting: list[list[_Tile]] = []
+    waiting: list[list[T]] = []
     for tile in tiles:
-        place = next((i for i, m in enumerate(waiting) if all(t.label != tile.label for t in m)), None)
+        label = label_of(tile)
+        place = next((i for i, m in enumerate(waiting) if all(label_of(t) != label for t in m)), None)
         if place is None:
             if started == count:
                 continue
             started, place = started + 1, len(waiting)
             waiting.append([])
         waiting[place].append(tile)
-        if len(waiting[place]) == n * n:
-            yield _tiled(model, waiting.pop(place), n, cell)
+        if len(waiting[place]) == size:
+            yield waiting.pop(place)
             finished += 1
             if finished == count:
                 return
+
+
+def _check_filled(finished: int, count: int, n: int) -> None:
     if not finished:
         raise ImageError(f"no mosaic could be filled: {n * n} usable pictures of different classes are needed")
-    warn(f"the pictures sufficed for {finished} of {count} mosaics", AhaWarning)
+    if finished < count:
+        warn(f"the pictures sufficed for {finished} of {count} mosaics", AhaWarning)
 
 
 def _tiled(model: TargetModel, tiles: list[_Tile], n: int, cell: Fitting) -> Mosaic:
