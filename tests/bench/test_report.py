@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,6 +138,24 @@ def test_compare_and_merge(plan: Plan, tmp_path: Path) -> None:
         merge_runs([tmp_path / "a"], tmp_path / "merged")
     with pytest.raises(OutputError, match="in common"):
         compare_runs(tmp_path / "a", tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"), [({"seed": 5}, {}), ({}, {"score": "logit"}), ({}, {"precision": "bfloat16"})]
+)
+def test_runs_of_other_settings_are_not_merged(
+    plan: Plan, tmp_path: Path, changes: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """What `aha bench` would refuse to put into one folder; other images and methods are welcome there."""
+    plan = replace(plan, methods=("center_map",), metrics=("sparseness",), limit=2)
+    run(plan, tmp_path / "a", model=tiny_model())
+    run(replace(plan, limit=3, methods=("edge_map",), metrics=("cost",)), tmp_path / "b", model=tiny_model())
+    run(replace(plan, **changes), tmp_path / "c", model=tiny_model(**options))
+    assert merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "merged") == 5
+    (name, value), *_ = [*changes.items(), *options.items()]
+    with pytest.raises(OutputError, match=rf"c holds results of .* with {name}={value}, another ") as caught:
+        merge_runs([tmp_path / "a", tmp_path / "b", tmp_path / "c"], tmp_path / "other")
+    assert "\n" not in str(caught.value) and not (tmp_path / "other").exists()
 
 
 def test_the_estimate_writes_nothing_and_is_about_right(plan: Plan, tmp_path: Path) -> None:

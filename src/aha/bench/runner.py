@@ -7,7 +7,7 @@ computes only that. Cells do not depend on each other, on the batch or on the pr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -19,7 +19,7 @@ from aha.bench.plan import Plan, Work, check_plan, fitted
 from aha.bench.records import Cell, PlanEntry, RunSettings
 from aha.bench.saved import SavedMaps, find_saved
 from aha.bench.scoring import Scoring, Sink
-from aha.bench.store import ROWS, Store, current_keys, read_plans_of
+from aha.bench.store import ROWS, Store, current_keys, other_setting, read_plans_of
 from aha.bench.subjects import Subjects
 from aha.core.disk import check_writable, result_key, versions
 from aha.core.ledger import Ledger
@@ -214,14 +214,10 @@ class BenchRun:
         return found
 
     def _check_settings(self, earlier: Sequence[PlanEntry]) -> None:
-        for entry in earlier:
-            # What the record of an earlier version does not say cannot be compared.
-            former: Mapping[str, object] = entry.get("settings", {}) if entry["digest"] == self.model.digest else {}
-            for name, value in self.settings().items():
-                if former.get(name, value) != value:
-                    raise OutputError(
-                        f"{self.out} holds results with {name}={former[name]}, not {value}; choose another folder"
-                    )
+        if other := other_setting(earlier, self.model.digest, self.settings()):
+            raise OutputError(
+                f"{self.out} holds results with {other.name}={other.former}, not {other.value}; choose another folder"
+            )
 
     def _own_images(self) -> list[BenchImage]:
         return [self.images[index] for index in parts_of(len(self.images), self._share)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from aha.bench.records import Cell, MapPlace, PicturePlace, PlanEntry
-from aha.bench.store import ROWS, merge_cells, read_cells, read_plans_of
+from aha.bench.store import ROWS, merge_cells, other_setting, read_cells, read_plans_of
 from aha.core.disk import check_writable
 from aha.errors import OutputError, SpecError
 from aha.metrics.protocols import Protocol, load_protocols
@@ -181,13 +181,27 @@ def merge_runs(folders: Sequence[str | Path], out: str | Path) -> int:
             raise OutputError(f"{folder} is not the folder of a run")
     if (out / ROWS).exists():
         raise OutputError(f"{out} holds a run already; choose another folder")
+    plans: list[PlanEntry] = []
+    for folder in sources:
+        own = read_plans_of(folder)
+        _check_same_settings(folder, own, plans)
+        plans += own
     found: dict[str, Cell] = {}
     for folder in sources:
         for cell in read_cells(folder):
             found.setdefault(cell["key"], _without_maps(cell))
-    plans = [entry for folder in sources for entry in read_plans_of(folder)]
     merge_cells(found.values(), plans, out)
     return len(read_cells(out))
+
+
+def _check_same_settings(folder: Path, plans: Iterable[PlanEntry], earlier: Sequence[PlanEntry]) -> None:
+    """Refuses what a run would refuse to continue: a mean over numbers of two settings would mean nothing."""
+    for entry in plans:
+        if other := other_setting(earlier, entry["digest"], entry.get("settings", {})):
+            raise OutputError(
+                f"{folder} holds results of {entry['model']} with {other.name}={other.value}, "
+                f"another of these runs with {other.former}; merge runs of the same settings"
+            )
 
 
 def _without_maps(cell: Cell) -> Cell:

@@ -14,7 +14,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,6 +189,25 @@ def read_plans_of(folder: Path) -> list[PlanEntry]:
     """What was asked of a run, oldest first."""
     path = folder / PLANS
     return [cast("PlanEntry", line.record()) for line in sound_lines([path], _is_plan)] if path.is_file() else []
+
+
+class OtherSetting(NamedTuple):
+    """A setting in which earlier results of a model differ from others."""
+
+    name: str
+    former: object
+    value: object
+
+
+def other_setting(earlier: Iterable[PlanEntry], digest: str, settings: Mapping[str, object]) -> OtherSetting | None:
+    """What the earlier results of a model are found not to have in common with those of these settings."""
+    for entry in earlier:
+        # What the record of an earlier version does not say cannot be compared.
+        former: Mapping[str, object] = entry.get("settings", {}) if entry["digest"] == digest else {}
+        for name, value in settings.items():
+            if former.get(name, value) != value:
+                return OtherSetting(name, former[name], value)
+    return None
 
 
 def _is_plan(line: Line) -> bool:
