@@ -18,6 +18,7 @@ from worlds import tiny_model
 import aha
 from aha.bench import Plan, compare_runs, estimate, merge_runs, read_run, run, write_report
 from aha.bench.compare import as_markdown
+from aha.bench.exports import write_tables
 from aha.bench.papers import PAPERS, paper_plans, printed_beside, printed_values
 from aha.bench.runner import BenchRun
 from aha.bench.significance import holm, paired_p, student_tail
@@ -108,6 +109,33 @@ def test_two_kinds_of_target_are_reported_apart(plan: Plan, tmp_path: Path) -> N
     assert parquet.column_names == heads.split(",") and parquet.num_rows == len(lines)
     assert parquet["value"].to_pylist() == [float(row["value"]) for row in csv.DictReader([heads, *lines])]
     assert set(parquet["target_kind"].to_pylist()) == {"top1", "label"}
+
+
+def test_models_of_the_same_weights_are_kept_apart(plan: Plan, tmp_path: Path) -> None:
+    """As CLIPs with other texts are: what is done of one is neither shown nor counted as done of the other."""
+    for text, share in (("a", (0, 1)), ("b", (0, 2))):
+        model = tiny_model()
+        model.spec = f"clip:tiny[{text}]"
+        made = BenchRun(plan, tmp_path / "run", model=model, share=share)
+        made.run()
+    assert {group.model: group.missing for group in read_run(tmp_path / "run").groups} == {
+        "clip:tiny[a]": 0,
+        "clip:tiny[b]": 12,
+    }
+    assert {row.n for row in write_tables(made).summary()} == {3}
+
+
+def test_the_choice_of_a_filter_is_that_of_one_model(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = iter((["00.png"], ["01.png", "02.png"]))
+    monkeypatch.setattr("aha.bench.subjects.mda_filter", lambda *_: next(chosen))
+    for text in "abab":
+        model = tiny_model()
+        model.spec = f"clip:tiny[{text}]"
+        made = BenchRun(replace(plan, filter="mda"), tmp_path / "run", model=model)
+        made.run()
+        assert [image.id for image in made.images] == {"a": ["00.png"], "b": ["01.png", "02.png"]}[text]
 
 
 def test_what_is_missing_is_said(plan: Plan, data: Path, tmp_path: Path) -> None:

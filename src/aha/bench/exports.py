@@ -27,10 +27,11 @@ def write_tables(run: BenchRun) -> Scores:
     with writing(run.out):
         for name, content in ((SCORES, scores_csv(read.groups)), (SUMMARY, summary_csv(read.groups))):
             write_atomically(run.out / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
-    own = [g for g in read.groups if g.digest == run.model.digest and g.target_kind in run.target_kinds]
     scores = Scores(protocols=run.work.protocols, model=run.model.spec)
-    for group in own:
-        scores.extend(group.scores)
+    for group in read.groups:
+        is_own = (group.model, group.digest) == (run.model.spec, run.model.digest)
+        if is_own and group.target_kind in run.target_kinds:
+            scores.extend(group.scores)
     return scores
 
 

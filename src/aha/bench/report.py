@@ -123,7 +123,7 @@ def _section(run: Run, group: Group, save: Save) -> Section:
         classes=Breakdown("class", group.methods, named, note) if named else None,
         examples=example_images(run, group),
         failures=_failures(group),
-        printed=printed_beside(group, [plan["plan"] for plan in run.plans if plan["digest"] == group.digest]),
+        printed=printed_beside(group, [plan["plan"] for plan in run.plans if group.is_of(plan)]),
     )
 
 

@@ -54,6 +54,10 @@ class Group:
     pictures: dict[str, PicturePlace] = field(default_factory=dict)
     missing: int = 0
 
+    def is_of(self, plan: PlanEntry) -> bool:
+        """Is the plan for this model? CLIPs with other texts have the same weights."""
+        return (plan["model"], plan["digest"]) == (self.model, self.digest)
+
     @cached_property
     def methods(self) -> list[str]:
         """In the order of the plan."""
@@ -105,10 +109,10 @@ def read_run(folder: str | Path, only: Collection[str] | None = None) -> Run:
         if name not in groups:
             groups[name] = Group(*name, Scores(model=cell["model"]))
         _add(groups[name], cell)
-    present = Counter((cell["digest"], cell["asked"]) for cell in cells)
-    for group in groups.values():
-        wanted = [plan for plan in plans if plan["digest"] == group.digest and group.target_kind in plan["asked"]]
-        group.missing = max(0, _expected(wanted) - present[group.digest, group.target_kind])
+    present = Counter((cell["model"], cell["digest"], cell["asked"]) for cell in cells)
+    for name, group in groups.items():
+        wanted = [plan for plan in plans if group.is_of(plan) and group.target_kind in plan["asked"]]
+        group.missing = max(0, _expected(wanted) - present[name])
         group.scores.protocols = tuple(_protocols(dict.fromkeys(row.protocol for row in group.scores.rows)))
     classes = {plan["model"]: plan.get("classes", ()) for plan in plans}
     ordered = sorted(groups.values(), key=lambda group: _place(group, plans))
@@ -117,7 +121,7 @@ def read_run(folder: str | Path, only: Collection[str] | None = None) -> Run:
 
 def _place(group: Group, plans: Sequence[PlanEntry]) -> tuple[int, int]:
     for number, plan in enumerate(plans):
-        if plan["digest"] == group.digest and group.target_kind in plan["asked"]:
+        if group.is_of(plan) and group.target_kind in plan["asked"]:
             return number, plan["asked"].index(group.target_kind)
     return len(plans), 0
 

@@ -127,8 +127,8 @@ class Subjects:
             return choose(images, plan.limit, plan.seed)
         wanted = {name: plan.as_dict().get(name) for name in _CHOOSES}
         for entry in earlier:
-            same = entry["digest"] == self._model.digest and entry.get("kept")
-            if same and {name: entry["plan"].get(name) for name in _CHOOSES} == wanted:
+            same = (entry["model"], entry["digest"]) == (self._model.spec, self._model.digest)
+            if same and entry.get("kept") and {name: entry["plan"].get(name) for name in _CHOOSES} == wanted:
                 self.kept = entry["kept"]
         if self.kept is None:
             self.kept = mda_filter(self._model, images, plan.limit, plan.batch_size)
