@@ -118,6 +118,29 @@ def test_maps_of_another_tool(photos: Path, tmp_path: Path) -> None:
     assert {row["method"] for row in rows(out)} == {"theirs"}
 
 
+def test_maps_of_another_tool_are_never_those_of_two_pictures(tmp_path: Path) -> None:
+    images = [tmp_path / "photos" / name for name in ("cats/001.jpg", "dogs/001.jpg", "dogs/002.jpg")]
+    folder = tmp_path / "theirs"
+    for name in ("cats/001.npy", "dogs/001.npz", "002.npy", "other/002.npy"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    found = {saved.image: saved.path.relative_to(folder).as_posix() for saved in find_maps(folder, images)}
+    assert found == dict(zip(images, ["cats/001.npy", "dogs/001.npz", "002.npy"], strict=True))
+    (folder / "cats" / "001.npz").touch()
+    with pytest.raises(MetricError, match=r"001.npy and .*001.npz could both be the map of .*; keep one of them"):
+        find_maps(folder, images)
+    assert len(find_maps(folder, images[1:])) == 2  # what is not asked about is in nobody's way
+    for name in ("cats/001.npy", "cats/001.npz", "dogs/001.npz"):
+        (folder / name).unlink()
+    (folder / "001.npy").touch()
+    with pytest.raises(
+        MetricError, match=r"cats/001.jpg and of .*dogs/001.jpg; put maps into .* \(dogs/001.npy\)"
+    ) as heard:
+        find_maps(folder, images)
+    assert "\n" not in str(heard.value)
+    assert len(find_maps(folder, images[1:])) == 2
+
+
 def test_json_and_bad_files(photos: Path, tmp_path: Path) -> None:
     (photos / "broken.png").write_bytes(b"nothing")
     result = run(photos, *MODEL, *FAST, "--method", "gradient", "--out", tmp_path / "out", "--json", "--quiet", code=1)

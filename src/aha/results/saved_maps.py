@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,10 @@ class SavedMap:
 
 
 def find_maps(folder: Path, images: Sequence[Path]) -> list[SavedMap]:
-    """Maps of the images in a folder: listed in its manifest, or `.npz` and `.npy` files named like the images."""
+    """Maps of the images in a folder: listed in its manifest, or `.npz` and `.npy` files named like the images.
+
+    A map in a folder of its own, `cats/001.npy`, is that of an image in a folder of the same name.
+    """
     if not folder.is_dir():
         raise MetricError(f"{folder} is not a folder of maps")
     known = {path.resolve(): path for path in images}
@@ -60,8 +64,30 @@ def find_maps(folder: Path, images: Sequence[Path]) -> list[SavedMap]:
             if image in known
         ]
     else:
-        files = {file.stem: file for suffix in ("npz", "npy") for file in folder.glob(f"*.{suffix}")}
-        maps = [SavedMap(image, folder.name, None, files[image.stem]) for image in images if image.stem in files]
+        maps = [SavedMap(image, folder.name, None, path) for image, path in _named_alike(folder, images).items()]
     if not maps:
         raise MetricError(f"{folder} has no maps of these images")
     return maps
+
+
+def _named_alike(folder: Path, images: Sequence[Path]) -> dict[Path, Path]:
+    """Image -> the map whose path inside the folder is the end of the image's, as long an end as there is."""
+    files: dict[tuple[str, ...], list[Path]] = defaultdict(list)
+    for file in sorted(folder.rglob("*.np[yz]")):
+        files[file.relative_to(folder).with_suffix("").parts].append(file)
+    owners: dict[Path, Path] = {}
+    for image in images:
+        parts = image.absolute().with_suffix("").parts
+        own = next((files[parts[n:]] for n in range(len(parts)) if parts[n:] in files), [])
+        if not own:
+            continue
+        path = own[0]
+        if len(own) > 1:
+            raise MetricError(f"{path} and {own[1]} could both be the map of {image}; keep one of them")
+        if path in owners:
+            raise MetricError(
+                f"{path} could be the map of {owners[path]} and of {image}; put maps into folders like the pictures' "
+                f"({'/'.join(parts[-2:])}{path.suffix}), or measure these pictures apart"
+            )
+        owners[path] = image
+    return {image: path for path, image in owners.items()}
