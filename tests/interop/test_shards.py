@@ -18,7 +18,7 @@ from PIL import Image
 import aha
 import command_line
 from aha.data.datasets import BenchImage
-from aha.errors import DamageWarning, ImageError, OutputError
+from aha.errors import DamageWarning, ImageError, OutputError, TargetError
 from aha.interop.arrow import Explain, in_half_range, keys_of
 from aha.interop.shards import ShardRun, WriteShards, begin
 from aha.learned.explainer import Explainer
@@ -180,6 +180,14 @@ def test_rows_of_a_killed_replacement_are_taken_out(tmp_path: Path, monkeypatch:
         write()({"key": ["a"], "bytes": [content(2)]})
     assert write()({"key": ["a"], "bytes": [content(2)]})["skipped"] == [1]
     assert list(stored(tmp_path)) == ["a", "b"]
+
+
+def test_labels_are_read_where_they_are_explained() -> None:
+    batch = {"bytes": [content(0), content(1)], "label": ["cat", "dog"]}
+    explained = Explain(module(), "gradient", [2, 3], **MODEL)(batch)
+    assert explained["target"].to_pylist() == [2, 3] and explained["error"].null_count == 2
+    with pytest.raises(TargetError, match="the column label holds something else"):
+        Explain(module(), "gradient", "label", **MODEL)(batch)
 
 
 def test_another_label_is_another_result(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from aha.api import explain_batches
 from aha.data.targets import Target
-from aha.errors import ImageError, MissingExtra, SpecError
+from aha.errors import ImageError, MissingExtra, SpecError, TargetError
 from aha.methods import Method, check_fit, load_method
 from aha.models import load_model
 from aha.results.explanation import Explanation
@@ -69,11 +69,15 @@ class Explain:
 
     def __call__(self, batch: Batch) -> pa.Table:
         """Rows of all pictures; one that cannot be read has a row with the reason in `error`."""
-        sources, keys, labels = pictures_of(batch), keys_of(batch), labels_of(batch)
+        sources, keys, labels = pictures_of(batch), keys_of(batch), self.labels_in(batch)
         rows: list[dict[str, Any]] = []
         for method in self.methods:
             rows += self._rows(sources, keys, labels, method)
         return arrow().Table.from_pylist(rows, schema=self.schema())
+
+    def labels_in(self, batch: Batch) -> list[int] | None:
+        """The true classes, where they are explained; else the column may hold anything."""
+        return labels_of(batch) if isinstance(self.target, str) and self.target == "label" else None
 
     def schema(self) -> pa.Schema:
         """Columns of the table, and which model made it."""
@@ -155,7 +159,10 @@ def labels_of(batch: Batch) -> list[int] | None:
     found = next((name for name in _LABELS if name in batch), None)
     if found is None:
         return None
-    return [int(value.decode() if isinstance(value, bytes) else value) for value in batch[found]]
+    try:
+        return [int(value.decode() if isinstance(value, bytes) else value) for value in batch[found]]
+    except (TypeError, ValueError):
+        raise TargetError(f"target='label' needs class numbers; the column {found} holds something else") from None
 
 
 def _content(picture: Any) -> bytes:

@@ -26,7 +26,7 @@ from aha.core.ledger import read_record, write_record
 from aha.data.datasets import BenchImage, content_digest
 from aha.errors import AhaError, DamageWarning, OutputError, SpecError
 from aha.files import Failure
-from aha.interop.arrow import Batch, Explain, arrow, keys_of, labels_of, pictures_of
+from aha.interop.arrow import Batch, Explain, arrow, keys_of, pictures_of
 from aha.interop.shelf import SUFFIXES, Format, Shelf
 from aha.learned.engine import parts_of
 from aha.methods import Method, load_method
@@ -164,7 +164,7 @@ class WriteShards(Explain):
 
     def _states(self, batch: Batch) -> list[tuple[str, str]]:
         """Each picture's key, and the state of all that its maps depend on."""
-        pictures, labels = pictures_of(batch), labels_of(batch) if self.target == "label" else None
+        pictures, labels = pictures_of(batch), self.labels_in(batch)
         digests = [_digest(picture) for picture in pictures]
         return [
             (key, result_key(self._common, digest, "" if labels is None else labels[place]))
