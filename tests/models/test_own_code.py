@@ -36,6 +36,13 @@ def stated():
     return aha.load_model(network(), input_size=32, mean=half, std=half, score="sigmoid", class_names=list("abcde"))
 
 
+def fast():
+    half = (0.5, 0.5, 0.5)
+    return aha.load_model(
+        network(), input_size=32, mean=half, std=half, precision="bfloat16", engine="auto", batch_size=4
+    )
+
+
 def broken():
     raise ValueError("no such file")
 
@@ -71,6 +78,16 @@ def test_a_function_of_the_current_folder(here: Path, images: Tensor) -> None:
     told = load("my_nets.small:stated")
     assert (told.score.name, told.class_name(1), told.stated_preprocessing().size) == ("sigmoid", "b", (32, 32))
     assert torch.equal(model.outputs(images), told.outputs(images))
+
+
+def test_what_the_function_states_is_kept_or_said(here: Path) -> None:
+    own = load("my_nets.small:fast", input_size=32)
+    assert (own.precision, own.engine, own.chunks.size) == ("bfloat16", "auto", 4)
+    other = load("my_nets.small:fast", precision="float16", engine="compiled", batch_size=2)
+    assert (other.precision, other.engine, other.chunks.size) == ("float16", "compiled", 2)
+    with pytest.warns(AhaWarning), pytest.raises(ModelError, match=r"states the input size \(32, 32\), not ") as caught:
+        load_model("python:my_nets.small:fast", input_size=48)
+    one_line(caught)
 
 
 def test_with_weights(here: Path, images: Tensor) -> None:

@@ -132,11 +132,11 @@ def load_model(
         spec=spec if texts is None else spec + in_brackets(list(texts)),
         preprocessing=loaded.preprocessing,
         score=stated or _own_score(loaded),
-        output=output if output is not None else loaded.options.get("output"),
+        output=_or_own("output", output, loaded),
         class_names=class_names if class_names is not None else loaded.class_names,
-        precision=precision,
-        engine=engine,
-        batch_size=batch_size,
+        precision=_or_own("precision", precision, loaded),
+        engine=_or_own("engine", engine, loaded),
+        batch_size=_or_own("batch_size", batch_size, loaded),
     )
 
 
@@ -172,6 +172,11 @@ def _texts_in(spec: str, texts: Texts | None) -> tuple[Texts | None, str]:
     if inside is not None and texts is not None:
         raise ModelError(f"{spec} names its texts already; leave out texts=")
     return (inside, place) if inside is not None else (texts, spec)
+
+
+def _or_own(name: str, given: Any, loaded: Loaded) -> Any:
+    """What the caller states, else what was said where the model was made."""
+    return loaded.options.get(name, given) if given == _defaults()[name] else given
 
 
 def _own_score(loaded: Loaded) -> Score:

@@ -267,7 +267,12 @@ def load_python(name: str, request: Request) -> Loaded:
     preprocessing, names = None, None
     if isinstance(made, RunnableModel):
         preprocessing, names = made.preprocessing, made.class_names
-        options = {"score": made.score, "output": made.output}
+        if preprocessing is not None and request.size not in (None, preprocessing.size):
+            raise ModelError(
+                f"python:{name} states the input size {preprocessing.size}, not {request.size}; state another one there"
+            )
+        options = {"score": made.score, "output": made.output, "precision": made.precision, "engine": made.engine}
+        options["batch_size"] = made.chunks.size
         made = made.module
     if not isinstance(made, nn.Module):
         raise ModelError(f"python:{name} gives {type(made).__name__}; it must return a torch.nn.Module")
