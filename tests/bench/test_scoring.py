@@ -269,6 +269,14 @@ def test_summary_is_student_with_standard_error() -> None:
         assert student_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=5e-3)
 
 
+def test_figures_of_all_images_say_of_how_many() -> None:
+    """Fewer images have an accuracy curve than a score curve."""
+    values = {"aic": [0.5], "sic": [0.1, 0.2, 0.9]}
+    rows = [Row(f"{i}.png", "a", column, "pic", 1, "", v) for column, vs in values.items() for i, v in enumerate(vs)]
+    (median,) = (row for row in Scores(rows, protocols=(PROTOCOLS["pic"],)).summary() if row.metric == "sic_median")
+    assert (median.mean, median.n) == (0.2, 3)
+
+
 def test_files(tmp_path: Path) -> None:
     scores = table()
     scores.to_csv(tmp_path / "scores.csv")

@@ -227,7 +227,7 @@ def test_images_recognised_when_blurred_have_no_accuracy_curve() -> None:
 
 def test_the_median_stands_beside_the_mean() -> None:
     metric = load_metric("information_curve")
-    assert metric.over_dataset({"sic": [0.1, 0.2, 0.9]}) == {"sic_median": 0.2}
+    assert metric.over_dataset({"sic": [0.1, 0.2, 0.9]}) == {"sic_median": (0.2, 3)}
     assert metric.over_dataset({"deletion": [0.1]}) == {}
 
 

@@ -24,7 +24,7 @@ from aha.metrics import (  # noqa: F401  # for the sake of what they register
     sparseness,
     stability,
 )
-from aha.metrics.base import ARROWS, METRICS, Metric, Value, directions, load_metric, metric, side_columns
+from aha.metrics.base import ARROWS, METRICS, Metric, Pooled, Value, directions, load_metric, metric, side_columns
 from aha.metrics.case import Case, Perturbation, Sample
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Case",
     "Metric",
     "Perturbation",
+    "Pooled",
     "Sample",
     "Value",
     "directions",

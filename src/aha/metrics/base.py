@@ -30,6 +30,13 @@ class Value(NamedTuple):
     reference: str = ""
 
 
+class Pooled(NamedTuple):
+    """One number of all images, and how many values it was made of."""
+
+    value: float
+    n: int
+
+
 @dataclass(frozen=True)
 class Metric(Spec):
     """Base of all metrics. Subclasses are frozen dataclasses whose fields are the choices of the protocol.
@@ -62,7 +69,7 @@ class Metric(Spec):
         """
         return {}
 
-    def over_dataset(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    def over_dataset(self, values: Mapping[str, Sequence[float]]) -> dict[str, Pooled]:
         """Figures that are no mean of per-image numbers, from each column's values over all images."""
         return {}
 

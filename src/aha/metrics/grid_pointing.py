@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aha.metrics.base import Metric, Value, metric
+from aha.metrics.base import Metric, Pooled, Value, metric
 from aha.metrics.case import Case
 from aha.metrics.localisation import cell_region, check_blur, counted_pixels, map_of, positive_share, smoothed
 
@@ -37,15 +37,11 @@ class GridPointing(Metric):
         values = smoothed(map_of(case), self.kernel, self.sigma)
         return [Value("grid_pointing", positive_share(values, cell_region(case), counted_pixels(case)))]
 
-    def over_dataset(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    def over_dataset(self, values: Mapping[str, Sequence[float]]) -> dict[str, Pooled]:
         shares = values.get("grid_pointing")
         if not shares:
             return {}
-        low, middle, high = torch.tensor(shares, dtype=torch.float64).quantile(
-            torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-        )
-        return {
-            "grid_pointing_q1": float(low),
-            "grid_pointing_median": float(middle),
-            "grid_pointing_q3": float(high),
-        }
+        places = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+        found = torch.tensor(shares, dtype=torch.float64).quantile(places).tolist()
+        names = ("grid_pointing_q1", "grid_pointing_median", "grid_pointing_q3")
+        return {name: Pooled(value, len(shares)) for name, value in zip(names, found, strict=True)}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aha.core.seeds import generator_of
 from aha.errors import MetricError, SpecError
-from aha.metrics.base import Metric, Value, metric
+from aha.metrics.base import Metric, Pooled, Value, metric
 from aha.metrics.case import Case
 from aha.metrics.information import Curve, Mask, Picture, information_area, interpolated, webp_bytes
 
@@ -90,9 +90,9 @@ class InformationCurve(Metric):
             values.append(Value("sic", _area(information, case.scores(outputs), scores)))
         return values
 
-    def over_dataset(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    def over_dataset(self, values: Mapping[str, Sequence[float]]) -> dict[str, Pooled]:
         found = values.get("sic")
-        return {"sic_median": median(found)} if found else {}
+        return {"sic_median": Pooled(median(found), len(found))} if found else {}
 
     def _canvas(self, case: Case) -> Canvas:
         """What the image contributes, made once; its random pixels follow from the seed and its name."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aha.metrics.base import Metric, Value, metric
+from aha.metrics.base import Metric, Pooled, Value, metric
 from aha.metrics.case import Case
 from aha.metrics.localisation import average_precision, counted_pixels, mask_region, ratio
 
@@ -90,8 +90,9 @@ class Segmentation(Metric):
             *(Value(name, float(count)) for name, count in zip(COUNTS, counts, strict=True)),
         ]
 
-    def over_dataset(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    def over_dataset(self, values: Mapping[str, Sequence[float]]) -> dict[str, Pooled]:
         if not all(values.get(name) for name in COUNTS):
             return {}
         total = Overlap(*(math.fsum(values[name]) for name in COUNTS))
-        return {"dataset_miou": total.miou, "dataset_pixel_accuracy": total.pixel_accuracy}
+        n = len(values[COUNTS[0]])
+        return {"dataset_miou": Pooled(total.miou, n), "dataset_pixel_accuracy": Pooled(total.pixel_accuracy, n)}

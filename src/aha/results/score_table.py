@@ -148,9 +148,8 @@ class Scores:
         found = []
         for (method, protocol), values in columns.items():
             metrics = next((p.metrics for p in self.protocols if p.name == protocol), ())
-            n = len(next(iter(values.values())))
             for chosen in metrics:
-                for name, value in chosen.over_dataset(values).items():
+                for name, (value, n) in chosen.over_dataset(values).items():
                     found.append(SummaryRow(method, name, protocol, "", value, math.nan, math.nan, math.nan, n))
         return found + self._tails()
 
