@@ -247,6 +247,8 @@ def test_curves_are_kept(model, images) -> None:
     by_hand = np.trapezoid(curves[0].scores, curves[0].fractions)
     assert by_hand == pytest.approx(scores.rows[0].value, abs=1e-6)
     assert len(scores.plot().axes) == 6 and scores.plot("bars").axes
+    with pytest.raises(SpecError, match="unknown plot 'bar'; known: curves, bars"):
+        scores.plot("bar")
 
 
 def table() -> Scores:

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 from scipy.special import stdtrit
 
 from aha.core.disk import write_atomically
-from aha.errors import MetricError, MissingExtra, OutputError
+from aha.errors import MetricError, MissingExtra, OutputError, SpecError
 from aha.metrics import ARROWS, directions, side_columns
 from aha.metrics.curves import AVERAGE
 from aha.metrics.protocols import Protocol
@@ -169,7 +169,10 @@ class Scores:
         """A matplotlib figure: "curves" with bands, or "bars" with intervals."""
         from aha.results.figures import plot_bars, plot_curves
 
-        return plot_bars(self) if what == "bars" else plot_curves(self)
+        known: dict[str, Callable[[Scores], Any]] = {"curves": plot_curves, "bars": plot_bars}
+        if what not in known:
+            raise SpecError(f"unknown plot {what!r}; known: {', '.join(known)}")
+        return known[what](self)
 
     def to_csv(self, path: str | Path) -> None:
         """All rows, one line each."""
