@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import or_
@@ -200,13 +201,11 @@ def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = N
 
 def first_fitting(names: Iterable[str], model: TargetModel, size: Sequence[int] | None = None) -> Method | None:
     """The first of these methods that fits the model, trained for it if it has to be; None where none does."""
-    for name in names:
-        try:
-            check_fit(METHODS[name](), model, size)
-            METHODS[name]().fingerprint(model)  # fails where nothing was trained
-        except AhaError:
-            continue
-        return METHODS[name]()
+    for chosen in (METHODS[name]() for name in names):
+        with suppress(AhaError):
+            check_fit(chosen, model, size)
+            chosen.fingerprint(model)  # fails where nothing was trained
+            return chosen
     return None
 
 
