@@ -7,7 +7,7 @@ import io
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,6 +52,14 @@ def until(page: Any, expression: str, arg: Any = None) -> None:
     end = time.monotonic() + PATIENCE
     while not page.evaluate(expression, arg):
         assert time.monotonic() < end, expression
+        page.wait_for_timeout(30)
+
+
+def eventually(page: Any, is_so: Callable[[], Any]) -> None:
+    """The same for what has to be asked from outside, such as pixels that wait for something to be fetched."""
+    end = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < end, "it never came"
         page.wait_for_timeout(30)
 
 

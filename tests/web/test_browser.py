@@ -14,6 +14,7 @@ from browsing import (
     add_method,
     canvas,
     canvases,
+    eventually,
     frames,
     map_keys,
     open_picture,
@@ -47,7 +48,7 @@ def test_upload_shows_classes_maps_and_scores(page: Any) -> None:
 def test_pictures_come_in_by_clipboard_and_mouse(page: Any, event: str) -> None:
     page.evaluate(_HAND_OVER, [event, base64.b64encode(png(2)).decode()])
     page.wait_for_selector("#classes .pick[aria-pressed=true]")
-    assert page.is_visible("#thumbnail")
+    page.wait_for_selector("#thumbnail")  # visible once it is there
 
 
 def test_examples_and_several_files(page: Any) -> None:
@@ -108,8 +109,8 @@ def test_hovering_shows_the_values_of_all_maps(page: Any, shown_bench: Workbench
     box = page.locator(".tile > canvas").nth(1).bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.6)
     frames(page)
+    eventually(page, lambda: all(NUMBER.fullmatch(text) for text in page.locator(".tile .value").all_text_contents()))
     shown = page.locator(".tile .value").all_text_contents()
-    assert all(NUMBER.fullmatch(text) for text in shown), shown
     for text, key in zip(shown, map_keys(page), strict=True):
         values = shown_bench.store.array(key, "values")
         height, width = values.shape
@@ -133,17 +134,16 @@ def test_zoom_and_movement_are_shared(page: Any) -> None:
     whole = seen()
     page.locator(views).first.click()  # the wheel is for the page until then
     page.mouse.wheel(0, -600)
+    eventually(page, lambda: all_differ(whole, seen()))
     near = seen()
-    assert all_differ(whole, near)
     box = page.locator(views).nth(2).bounding_box()
     page.mouse.move(box["x"] + 100, box["y"] + 100)
     page.mouse.down()
     page.mouse.move(box["x"] + 60, box["y"] + 70, steps=3)
     page.mouse.up()
-    moved = seen()
-    assert all_differ(near, moved)
+    eventually(page, lambda: all_differ(near, seen()))
     page.locator(views).first.dblclick()
-    assert all((a == b).all() for a, b in zip(seen(), whole, strict=True))
+    eventually(page, lambda: all((a == b).all() for a, b in zip(seen(), whole, strict=True)))
 
 
 def test_opacity_colours_sign_and_mask(page: Any) -> None:
@@ -159,10 +159,8 @@ def test_opacity_colours_sign_and_mask(page: Any) -> None:
     page.locator("#mode").select_option("map")
     for selector, choice in (("#cmap", "viridis"), ("#signed", "yes"), ("#signed", "no")):
         page.locator(selector).select_option(choice)
-        page.wait_for_timeout(200)  # the colours are fetched
-        frames(page)
+        eventually(page, lambda: (canvas(page, tile) != looks[-1]).any())  # once the colours are fetched
         looks.append(canvas(page, tile))
-        assert (looks[-1] != looks[-2]).any(), choice
     page.locator("#mode").select_option("mask")
     set_slider(page, "#top", 100)
     assert np.abs(canvas(page, tile) - clear[0]).max() <= 1
@@ -178,8 +176,8 @@ def test_the_scrubber_moves_picture_and_marker_together(page: Any) -> None:
     places, heights = [], []
     for share in (0, 0.25, 0.5, 0.75, 1):
         set_slider(page, "#scrub", 1000 * share)
-        black = (canvas(page, "#scrub-view").max(axis=2) <= 2).mean()
-        assert black == pytest.approx(share, abs=0.1)
+        wanted = pytest.approx(share, abs=0.1)
+        eventually(page, lambda wanted=wanted: (canvas(page, "#scrub-view").max(axis=2) <= 2).mean() == wanted)
         places.append(float(marker.get_attribute("cx")))
         heights.append(page.text_content("#reading"))
     steps = np.diff(places)
@@ -187,13 +185,12 @@ def test_the_scrubber_moves_picture_and_marker_together(page: Any) -> None:
     assert heights[1].startswith("Without the top 25 % of pixels") and len(set(heights)) == 5
     page.locator("label:has(> input[value=insert])").click()
     until(page, "document.getElementById('reading').textContent.startsWith('With only')")
-    frames(page)
-    assert (canvas(page, "#scrub-view").max(axis=2) > 2).mean() > 0.95  # all inserted is all of the picture
+    # All inserted is all of the picture.
+    eventually(page, lambda: (canvas(page, "#scrub-view").max(axis=2) > 2).mean() > 0.95)
     page.locator("#reference").select_option("white")
     set_slider(page, "#scrub", 0)
     until(page, "document.querySelectorAll('#plot path:not(.bound)').length >= 4")
-    frames(page)
-    assert canvas(page, "#scrub-view").min() >= 253
+    eventually(page, lambda: canvas(page, "#scrub-view").min() >= 253)
     box = page.locator("#plot svg").bounding_box()  # the plot itself is a slider, too
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     frames(page)

@@ -15,6 +15,7 @@ from browsing import (
     add_method,
     canvas,
     canvases,
+    eventually,
     frames,
     new_page,
     open_picture,
@@ -37,7 +38,8 @@ def sized(request: pytest.FixtureRequest, browser: Any, address: str) -> Iterato
 
 def test_picture_and_first_map_are_on_the_first_screen(sized: Any) -> None:
     open_picture(sized)
-    sized.wait_for_selector(_MAPS)
+    for selector in (_MAPS, "#thumbnail"):
+        sized.wait_for_selector(selector)
     height = sized.viewport_size["height"]
     bar = sized.locator(".actions").bounding_box()
     floor = bar["y"] if bar["y"] > height / 2 else height  # on a phone the actions lie along the bottom
@@ -63,8 +65,7 @@ def test_the_wheel_scrolls_unless_the_map_was_clicked(sized: Any) -> None:
     sized.mouse.click(*middle)
     sized.mouse.wheel(0, -600)
     sized.mouse.move(2, 2)
-    frames(sized)
-    assert (canvas(sized, _MAPS) != whole).any()
+    eventually(sized, lambda: (canvas(sized, _MAPS) != whole).any())
     assert sized.evaluate("window.scrollY") == 0
     sized.locator("#help").click()
     text = sized.text_content("#dialog-text")
@@ -92,6 +93,54 @@ def test_nothing_of_another_model_stays_in_sight(sized: Any) -> None:
     assert set(left["scores"]) == {"Ins-Del …"}
     until(sized, "document.querySelectorAll('#classes .pick').length === 10")
     wait_for_curves(sized, 3)
+
+
+class _Held:
+    """Requests that wait until they are let through."""
+
+    def __init__(self, page: Any, pattern: str) -> None:
+        self.waiting: list[Any] = []
+        self.is_open = False
+        page.route(pattern, lambda route: route.continue_() if self.is_open else self.waiting.append(route))
+
+    def release(self) -> None:
+        self.is_open = True
+        for route in self.waiting:
+            route.continue_()
+
+
+def test_what_comes_late_belongs_to_nothing_any_more(page: Any) -> None:
+    references = _Held(page, "**/reference?*")
+    open_picture(page, methods=4)
+    until(page, "document.querySelectorAll('.tile .ends:not([hidden])').length === 4")
+    eventually(page, lambda: references.waiting)
+    classes = _Held(page, "**/api/classes")
+    page.evaluate(_STALE, _OTHER)
+    with page.expect_response("**/reference?*"):
+        references.release()  # the picture that they were for is gone
+    frames(page)
+    classes.release()
+    wait_for_curves(page, 3)
+
+
+def test_the_last_chosen_colours_stay(page: Any) -> None:
+    open_picture(page, methods=4)
+    page.mouse.move(2, 2)
+    until(page, "document.querySelectorAll('.tile .ends:not([hidden])').length === 4")
+    before = canvases(page, _MAPS)
+    page.locator("#cmap").select_option("magma")
+    eventually(page, lambda: (canvases(page, _MAPS)[-1] != before[-1]).any())
+    late = _Held(page, "**/api/colours/viridis")
+    frames(page)
+    wanted = canvases(page, _MAPS)
+    page.locator("#cmap").select_option("viridis")
+    eventually(page, lambda: late.waiting)
+    page.locator("#cmap").select_option("magma")
+    frames(page)
+    with page.expect_response("**/api/colours/viridis"):
+        late.release()
+    frames(page)
+    assert all((one == other).all() for one, other in zip(canvases(page, _MAPS), wanted, strict=True))
 
 
 def test_a_refused_method_leaves_no_tile(sized: Any) -> None:
@@ -130,17 +179,13 @@ def test_a_download_waits_for_its_maps(sized: Any, tmp_path: Path) -> None:
     sized.locator("#download").click()
     until(sized, "document.getElementById('message').textContent.includes('open a picture')")
     open_picture(sized, methods=4)
-    held: list[Any] = []  # the next map is under way until it is let through
-    is_open: list[bool] = []
-    sized.route("**/ranks", lambda route: route.continue_() if is_open else held.append(route))
+    maps = _Held(sized, "**/ranks")  # the next one is under way until it is let through
     add_method(sized, "center_map")
     until(sized, "document.querySelectorAll('.tile').length === 5")
     with sized.expect_download() as started:
         sized.locator("#download").click()
         until(sized, "document.getElementById('message').textContent.includes('starts when center_map is there')")
-        is_open.append(True)
-        for route in held:
-            route.continue_()
+        maps.release()
     started.value.save_as(tmp_path / "maps.zip")
     with zipfile.ZipFile(tmp_path / "maps.zip") as archive:
         assert sum(name.endswith(".npz") for name in archive.namelist()) == 5
@@ -238,8 +283,7 @@ def test_painting_moves_the_score(sized: Any) -> None:
     assert gone > 0.02 and said == pytest.approx(gone, abs=0.1)
     sized.locator("#paint-undo").click()
     until(sized, "before => document.querySelector('#paint-reading b').title === before", before)
-    frames(sized)
-    assert (canvas(sized, "#paint-view") == whole).all()
+    eventually(sized, lambda: (canvas(sized, "#paint-view") == whole).all())
 
 
 def test_two_models_side_by_side(sized: Any) -> None:
@@ -254,9 +298,11 @@ def test_two_models_side_by_side(sized: Any) -> None:
     assert 2 <= second.count() <= 4  # what does not fit it leaves no tile
     assert sized.is_visible("#beside") and _OTHER in sized.text_content("#beside")
     sized.mouse.move(2, 2)
+    drawn = "#tiles section .tile[data-method=grad_cam]:has(.ends:not([hidden])) > canvas"
+    eventually(sized, lambda: sized.locator(drawn).count() == 2)
     frames(sized)
-    pictures = canvases(sized, "#tiles section .tile[data-method=grad_cam] > canvas")
-    assert len(pictures) == 2 and (pictures[0] != pictures[1]).any()
+    pictures = canvases(sized, drawn)
+    assert (pictures[0] != pictures[1]).any()
     sized.locator("#other").select_option("")
     until(sized, "document.querySelectorAll('#tiles section').length === 1")
     assert not sized.is_visible("#beside")

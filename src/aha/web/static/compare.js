@@ -140,7 +140,7 @@ function changed() {
   else link.removeAttribute("href");
 }
 
-const repaint = () => { remember(); for (const tile of tiles) tile.paint(); };
+const repaint = () => { remember(); for (const tile of tiles) tile.paint().catch((error) => say(error.message)); };
 
 function syncTools() {
   $("opacity-label").hidden = state.mode !== "overlay";
@@ -169,6 +169,6 @@ export function start(about) {
   syncTools();
 }
 
-/** For keys: the other sequence, or some more or fewer pixels. */
-export const nudge = (by) => scrubber.move(state.share + by);
-export const flip = () => scrubber.flip();
+/** For keys, which may come before the page has begun: the other sequence, or some more or fewer pixels. */
+export const nudge = (by) => scrubber?.move(state.share + by);
+export const flip = () => scrubber?.flip();

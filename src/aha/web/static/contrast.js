@@ -1,7 +1,7 @@
 // Why this class rather than that one: how the classes share the picture.
 
 import { ask, bytes, Stopped } from "./api.js";
-import { $, make, progressRow, short, show } from "./dom.js";
+import { $, make, progressRow, say, short, show } from "./dom.js";
 import { Change } from "./change.js";
 import { pixelAt, View } from "./lens.js";
 import { floats, paintMap, paintWinners } from "./pixels.js";
@@ -23,7 +23,7 @@ function build() {
   parts = {
     method, status: make("div", { id: "contrast-status" }), legend: make("div", { class: "legend", id: "contrast-legend" }),
     classes: make("p", { class: "reading", id: "contrast-classes" }),
-    first: make("select", { id: "first", on: { change: () => { paint(); askChange(); } } }), second: make("select", { id: "second", on: { change: () => { paint(); askChange(); } } }),
+    first: make("select", { id: "first", on: { change: choose } }), second: make("select", { id: "second", on: { change: choose } }),
     change: new Change(),
     winners: tile("winners", "Who wins where"), rather: tile("rather", ""), instead: tile("instead", ""),
   };
@@ -97,9 +97,16 @@ function askChange() {
   else parts.change.reset();
 }
 
+/** Another pair of the classes that were compared. */
+function choose() {
+  paint().catch((error) => say(error.message));
+  askChange();
+}
+
 async function paint() {
   if (!found) return;
-  const picture = await modelView(state.picture, state.model), table = await colourTable("inferno");
+  const turn = generation, picture = await modelView(state.picture, state.model), table = await colourTable("inferno");
+  if (turn !== generation) return;
   const count = found.classes.length, size = found.width * found.height;
   parts.winners.view.show(paintWinners(picture, found.maps, found.shares, count, found.colours, Math.max(0.8, state.opacity)));
   const pair = [Number(parts.first.value), Number(parts.second.value)];

@@ -56,7 +56,7 @@ function wire() {
   $("share").addEventListener("click", share);
   $("code").addEventListener("click", showCode);
   $("help").addEventListener("click", showKeys);
-  $("dialog-copy").addEventListener("click", () => navigator.clipboard?.writeText($("dialog-text").textContent));
+  $("dialog-copy").addEventListener("click", () => navigator.clipboard?.writeText($("dialog-text").textContent).catch((error) => say(error.message)));
   window.addEventListener("hashchange", async () => { if (await readLink()) location.reload(); });
 }
 

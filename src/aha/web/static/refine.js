@@ -1,7 +1,7 @@
 // AHA's refinement: the map after 0 to 5 gradient steps, each shown as it comes, and what each step is worth.
 
 import { ask, get, Stopped } from "./api.js";
-import { $, make, progressRow, show } from "./dom.js";
+import { $, make, progressRow, say, show } from "./dom.js";
 import { View } from "./lens.js";
 import { colourMapOf } from "./face.js";
 import { isSigned, paintMap } from "./pixels.js";
@@ -17,7 +17,7 @@ function build(about) {
     state.step = Number(slider.value);
     hasChosen = true; // steps that come later do not take it away
     remember();
-    showStep();
+    showStep().catch((error) => say(error.message));
   } } });
   parts = {
     canvas, slider, view: new View(canvas, lens), reading: make("p", { class: "reading", id: "refine-reading" }),
@@ -103,9 +103,9 @@ async function showStep() {
   const chosen = Math.min(state.step, steps.length - 1), step = steps[chosen], turn = generation;
   if (!step) return;
   [parts.slider.max, parts.slider.value] = [steps.length - 1, chosen];
-  const picture = await modelView(state.picture, state.model), signed = isSigned(steps[0].map, state.signed); // of all steps alike, so that colours mean the same
-  const table = await colourTable(colourMapOf(state, signed));
-  if (turn !== generation) return;
+  const signed = isSigned(steps[0].map, state.signed); // of all steps alike, so that colours mean the same
+  const picture = await modelView(state.picture, state.model), table = await colourTable(colourMapOf(state, signed));
+  if (turn !== generation || step !== steps[Math.min(state.step, steps.length - 1)]) return; // another one was chosen meanwhile
   parts.view.show(paintMap(picture, step.map, { ...state, mode: "overlay", signed, table }));
   const score = (one) => one.curves.references.average.ins_del, told = (one) => (one.curves ? show(score(one), 3) : "…");
   const gain = chosen && step.curves && steps[0].curves ? `, ${show(score(step) - score(steps[0]), 3)} over T = 0` : "";

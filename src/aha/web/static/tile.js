@@ -52,6 +52,7 @@ export class Tile {
       if (signal.aborted) return false;
       this.map = map;
       await this.paint();
+      if (signal.aborted) return false;
       this.calm();
       this.face.tell(null, `${map.seconds.toFixed(1)} s`);
       this.onChange();

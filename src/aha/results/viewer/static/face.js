@@ -29,11 +29,13 @@ export class Face {
       make("figcaption", {}, title, ...(side ? [make("div", { class: "side" }, side)] : []),
         this.bar, this.ends, make("div", { class: "facts" }, this.score, this.value), this.status));
     this.view = new View(this.canvas, lens);
+    this.turn = 0;
   }
 
   /** Draws a map; `tableOf` gives the colours of a name. */
   async paint(picture, map, look, tableOf) {
-    const signed = isSigned(map, look.signed), table = await tableOf(colourMapOf(look, signed));
+    const turn = ++this.turn, signed = isSigned(map, look.signed), table = await tableOf(colourMapOf(look, signed));
+    if (turn !== this.turn) return; // colours came late: by now another look is wanted, or nothing of this map
     this.map = map;
     this.view.show(paintMap(picture, map, { ...look, signed, table }));
     const strip = new ImageData(256, 1);
@@ -48,6 +50,7 @@ export class Face {
   /** The picture alone, without anything that was said about another. */
   blank(picture = null) {
     this.map = null;
+    this.turn++;
     for (const place of [this.low, this.high, this.value]) place.textContent = "";
     this.status.replaceChildren();
     this.bar.hidden = this.ends.hidden = true;

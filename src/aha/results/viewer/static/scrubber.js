@@ -115,17 +115,17 @@ export class Scrubber {
       const { choice } = this, tile = this.tiles[choice.by];
       this.slider.value = Math.round(choice.share * 1000);
       this.tell(tile, this.plot.mark(choice.share));
-      if (!tile?.map || !tile.picture) return this.view.clear();
+      const { map, picture } = tile ?? {};
+      if (!map || !picture) return this.view.clear();
       let reference = tile.referenceView(choice.reference);
       if (reference instanceof Promise) {
         reference = await reference;
-        if (!reference || tile !== this.tiles[choice.by]) return undefined;
+        if (!reference || tile !== this.tiles[choice.by] || map !== tile.map || picture !== tile.picture) return undefined; // another view by now
       }
-      const { picture } = tile;
       if (this.out?.width !== picture.width || this.out?.height !== picture.height) this.out = new ImageData(picture.width, picture.height);
-      const count = Math.round(choice.share * tile.map.ranks.length);
+      const count = Math.round(choice.share * map.ranks.length);
       // In this very frame, so that picture and marker never part.
-      this.view.put(paintPerturbed(picture, reference, tile.map.ranks, count, choice.kind, this.out));
+      this.view.put(paintPerturbed(picture, reference, map.ranks, count, choice.kind, this.out));
       this.view.draw();
       return undefined;
     });
