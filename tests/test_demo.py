@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +94,7 @@ def test_missing_photographs_name_the_extra(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 def test_full_demo_and_its_snippet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    start = time.perf_counter()
     made = run_demo("demo-gallery")
-    assert time.perf_counter() - start < 120
     check_files(made, photos=len(demo.PHOTOGRAPHS), methods=len(demo.METHODS))
     snippet = demo._snippet(demo.METHODS, Path("again"), seed=0, batch_size=4)
     exec(compile(snippet, "snippet", "exec"), {})
