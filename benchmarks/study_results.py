@@ -108,8 +108,15 @@ ByImage = Mapping[Shown, float]
 
 def parts_of(name: str, group: Group, place: Mapping[str, int]) -> list[Result]:
     """One result for each method and block of photographs; `place` is that of a photograph in the draw."""
-    values = {column[0]: found for (_, column), found in group.values.items() if column[1] == AVERAGE}
-    protocol = next(name for (name, column) in group.values if column == ("ins_del", AVERAGE))
+    protocols = [protocol for (protocol, column) in group.values if column == ("ins_del", AVERAGE)]
+    return [part for own in protocols for part in _parts_by(own, set(protocols) - {own}, name, group, place)]
+
+
+def _parts_by(protocol: str, others: set[str], name: str, group: Group, place: Mapping[str, int]) -> list[Result]:
+    """Those of one protocol; metrics that were measured alone are protocols of their own, and go with any."""
+    values = {
+        column[0]: found for (own, column), found in group.values.items() if column[1] == AVERAGE and own not in others
+    }
     found = []
     for method in values["ins_del"]:
         costs = [statistics.median(group.seconds[method])]
@@ -265,10 +272,11 @@ def read_results(file: Path) -> list[Result]:
     """What a CSV says."""
     found = []
     for line in csv.DictReader(file.read_text(encoding="utf-8").splitlines()) if file.is_file() else ():
+        # An empty number is one that was not there to be measured; other empty fields have their defaults.
         values = {
-            f.name: {"float": float, "int": int}.get(str(f.type), str)(line[f.name])
+            f.name: {"float": float, "int": int}.get(str(f.type), str)(line.get(f.name) or "nan")
             for f in fields(Result)
-            if line.get(f.name)
+            if line.get(f.name) or str(f.type) == "float"
         }
         found.append(Result(**values))  # type: ignore[arg-type]
     return found

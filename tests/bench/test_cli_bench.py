@@ -125,3 +125,18 @@ def test_bad_plan_files(tmp_path: Path) -> None:
     assert_refused(run("bench", "paper:aha-tabel1", "--out", tmp_path / "run"), "did you mean")
     assert_refused(run("report", tmp_path / "none"), "not the folder of a run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_bench_that_measured_nothing_fails(tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data", 2)
+    for picture in data.glob("*.png"):
+        picture.write_bytes(b"nothing")
+    done = run("bench", *MODEL, *FAST, "--method", "gradient", "--data", data / "list.csv", "--out", tmp_path / "run")
+    assert done.exit_code == 1 and "nothing could be measured" in done.stderr
+
+
+def test_a_list_from_a_spreadsheet(tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data", 2)
+    (data / "list.csv").write_text((data / "list.csv").read_text(), encoding="utf-8-sig")  # with a mark in front
+    done = run("bench", *MODEL, *FAST, "--method", "center_map", "--data", data / "list.csv", "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.output

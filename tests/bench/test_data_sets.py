@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torch import nn
 from worlds import cells_of, tiny_model
 
 from aha.bench.plan import Plan
@@ -235,6 +236,18 @@ def test_choices_grow_and_keep_their_order(data: Path) -> None:
     two, four = choose(images, 2, seed=1), choose(images, 4, seed=1)
     assert {i.id for i in two} < {i.id for i in four} and [i.id for i in four] == sorted(i.id for i in four)
     assert choose(images, 4, seed=2) != four and choose(images, None, 0) == images
+
+
+def test_the_filter_of_mda_knows_both_classes_of_a_single_output(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1))
+    nn.init.constant_(module[2].weight, 10.0), nn.init.zeros_(module[2].bias)
+    model = load_model(module.eval(), input_size=8, mean=[0.5] * 3, std=[0.5] * 3, score="sigmoid")
+    lines = ["file,label"]
+    for index in range(4):
+        Image.new("RGB", (8, 8), "white" if index % 2 else "black").save(tmp_path / f"{index}.png")
+        lines.append(f"{index}.png,{index % 2}")
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    assert len(mda_filter(model, find_data(str(tmp_path / "list.csv"), model), None, 4)) == 4
 
 
 def test_the_filter_of_mda(data: Path) -> None:

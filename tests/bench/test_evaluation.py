@@ -196,3 +196,19 @@ def test_lazy_sequences_make_elements_when_asked() -> None:
     assert lazy[0:2] == [0, 10]
     with pytest.raises(IndexError):
         lazy[3]
+
+
+def test_the_exit_code_is_of_what_was_asked(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (photos / "d.png").write_bytes(b"nothing")
+    run(photos, *MODEL, *FAST, "--method", "gradient", "--out", out, code=1)
+    (photos / "d.png").unlink()
+    found = run(photos / "a.png", *MODEL, *FAST, "--method", "center_map", "--out", out, "--json", "--quiet")
+
+    def fail(text: str) -> None:
+        raise AssertionError(text)
+
+    told = json.loads(found.stdout, parse_constant=fail)  # of one image there is no error, and NaN is no JSON
+    assert told["failures"] == [] and {row["n"] for row in told["summary"]} == {1}
+    assert {row["standard_error"] for row in told["summary"]} == {None}
+    assert {row["method"] for row in rows(out)} == {"gradient", "center_map"}

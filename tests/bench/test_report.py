@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-from worlds import tiny_model
+from worlds import make_data, tiny_model
 
 import aha
 from aha.bench import Plan, compare_runs, estimate, merge_runs, read_run, run, write_report
@@ -23,9 +23,10 @@ from aha.bench.papers import PAPERS, paper_plans, printed_beside, printed_values
 from aha.bench.runner import BenchRun
 from aha.bench.significance import holm, paired_p, student_tail
 from aha.bench.store import ROWS
-from aha.bench.tables import by_class, by_confidence, headline, summary_tables
+from aha.bench.tables import by_class, by_confidence, differences, headline, summary_tables
 from aha.data.labelled import find_labelled
-from aha.errors import OutputError, SpecError
+from aha.errors import AhaWarning, OutputError, SpecError
+from aha.methods import load_method
 
 
 @pytest.fixture
@@ -166,6 +167,66 @@ def test_compare_and_merge(plan: Plan, tmp_path: Path) -> None:
         merge_runs([tmp_path / "a"], tmp_path / "merged")
     with pytest.raises(OutputError, match="in common"):
         compare_runs(tmp_path / "a", tmp_path / "c")
+
+
+def test_pictures_of_the_same_name_are_not_the_same(plan: Plan, tmp_path: Path) -> None:
+    other = make_data(tmp_path / "other", 6)
+    (other / "00.png").rename(other / "kept")
+    for number in range(1, 6):
+        (other / f"{number:02d}.png").rename(other / f"{number - 1:02d}.png")
+    (other / "kept").rename(other / "05.png")
+    elsewhere = replace(plan, data=f"csv:{other / 'list.csv'}")
+    run(plan, tmp_path / "a", model=tiny_model())
+    run(elsewhere, tmp_path / "b", model=tiny_model())
+    with pytest.raises(OutputError, match=r"b has another picture 0\d\.png than the runs before it"):
+        merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+    with pytest.raises(OutputError, match="in common"):
+        compare_runs(tmp_path / "a", tmp_path / "b")
+    run(replace(elsewhere, methods=("center_map",)), tmp_path / "a", model=tiny_model())
+    assert read_run(tmp_path / "a").group().methods == ["center_map"]  # the others are of pictures that are gone
+
+
+def test_rows_of_a_former_state_do_not_count(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(plan, tmp_path / "run", model=tiny_model())
+    kind = type(load_method("gradient"))
+    former = kind.fingerprint
+    monkeypatch.setattr(kind, "fingerprint", lambda self, model: former(self, model) + " trained anew")
+    run(replace(plan, limit=1), tmp_path / "run", model=tiny_model())
+    found = read_run(tmp_path / "run").group()
+    assert {row.method: row.n for row in found.scores.summary()} == {"gradient": 1, "random_map": 6}
+    assert found.missing == 5 * len(plan.metrics)
+    run(plan, tmp_path / "other", model=tiny_model())
+    monkeypatch.undo()
+    run(plan, tmp_path / "run", model=tiny_model())
+    with pytest.raises(OutputError, match="another state of gradient"):
+        merge_runs([tmp_path / "run", tmp_path / "other"], tmp_path / "merged")
+
+
+def test_means_and_tests_are_over_images(plan: Plan, tmp_path: Path) -> None:
+    run(replace(plan, targets=("top3",)), tmp_path / "run", model=tiny_model())
+    group = read_run(tmp_path / "run").group()
+    assert all(entry.n == 6 for table in summary_tables(group) for row in table.rows.values() for entry in row.values())
+    assert all(row.n == 6 for row in compare_runs(tmp_path / "run", tmp_path / "run"))
+    ours, theirs = ({(f"{i}", k): v for i, v in enumerate(row) for k in range(5)} for row in ((1, 2, 4), (0, 3, 1)))
+    assert differences(ours, theirs) == [1, -1, 3]
+
+
+def test_curves_of_methods_that_score_last_are_drawn_too(plan: Plan, tmp_path: Path) -> None:
+    cheap = tuple(f"random_map(seed={number})" for number in range(12))
+    run(
+        replace(plan, methods=("gradient", *cheap), metrics=plan.metrics[:1], limit=1),
+        tmp_path / "run",
+        model=tiny_model(),
+    )
+    run(replace(plan, methods=("center_map",), limit=1), tmp_path / "run", model=tiny_model())
+    assert write_report(tmp_path / "run").is_file()
+
+
+def test_maps_that_were_not_kept_are_spoken_of(plan: Plan, tmp_path: Path) -> None:
+    run(replace(plan, limit=1), tmp_path / "run", model=tiny_model())
+    with pytest.warns(AhaWarning, match="gradient, random_map before kept no maps; choose another folder"):
+        run(replace(plan, limit=2, maps="float16"), tmp_path / "run", model=tiny_model())
 
 
 @pytest.mark.parametrize(

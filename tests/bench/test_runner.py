@@ -10,7 +10,7 @@ import pytest
 from worlds import cells_of, count_lines, make_data, tiny_model
 
 import aha
-from aha.bench import merge_runs, read_run
+from aha.bench import estimate, merge_runs, read_run
 from aha.bench.plan import Plan
 from aha.bench.runner import ENGINES, BenchRun
 from aha.core.ledger import sound_lines
@@ -155,6 +155,13 @@ def test_mosaics(plan: Plan, tmp_path: Path) -> None:
     assert BenchRun(plan, tmp_path / "run", model=tiny_model()).total == 2
     run(plan, tmp_path / "run")
     assert count_lines(tmp_path / "run") == 2
+
+
+def test_the_estimate_of_finished_mosaics_is_nothing(plan: Plan, tmp_path: Path) -> None:
+    more = make_data(tmp_path / "more", 8)
+    (more / "list.csv").write_text("file,label\n" + "".join(f"{i:02d}.png,{i % 4}\n" for i in range(8)))
+    plan = replace(plan, data=f"csv:{more / 'list.csv'}", metrics=("grid_pointing",), methods=("random_map",))
+    assert estimate(run(plan, tmp_path / "run")).cells == 0
 
 
 @pytest.mark.filterwarnings("ignore:the pictures sufficed")

@@ -78,6 +78,45 @@ def test_maps_from_elsewhere_score_like_the_method_that_made_them(model, images)
     assert by_map.rows[0].method == "mine"
 
 
+def test_explanations_are_scored_for_the_classes_that_they_are_of(model, images) -> None:
+    found = aha.explain(model, images, "gradient", target=4)
+    alone, named = aha.evaluate(model, images, found, QUICK), aha.evaluate(model, images, {"mine": found}, QUICK)
+    expected = aha.evaluate(model, images, "gradient", QUICK, targets=4)
+    for scores in (alone, named):
+        assert {row.target for row in scores.rows} == {4}
+        assert [row.value for row in scores.rows] == pytest.approx([row.value for row in expected.rows], abs=1e-6)
+    two = aha.explain(model, images, "gradient", target=[[4, 1]] * len(images))
+    assert [row.target for row in aha.evaluate(model, images[:2], two[:4], "deletion(steps=2)").rows][::4] == [4, 1] * 2
+    with pytest.raises(MetricError, match="is of class 4, not of 3; pass the classes of the maps as targets="):
+        aha.evaluate(model, images, found, QUICK, targets=3)
+
+
+def test_what_is_named_twice_counts_once(model, images) -> None:
+    once = aha.evaluate(model, images, "gradient", QUICK)
+    twice = aha.evaluate(model, images, ["gradient", "gradient()"], [QUICK, QUICK])
+    assert twice.summary() == once.summary()
+
+
+def test_classes_of_an_image_are_no_images_of_their_own() -> None:
+    values = (0.1, 0.4, 0.2, 0.5)
+    one, five = (
+        Scores([Row(f"{i}", "m", "deletion", "p", k, "black", v) for i, v in enumerate(values) for k in range(count)])
+        for count in (1, 5)
+    )
+    assert one.summary() == five.summary()
+    assert one.summary()[0].n == 4
+
+
+def test_a_mask_may_be_of_any_type(model, images) -> None:
+    mask = torch.zeros(32, 32)
+    mask[8:24, 8:24] = 0.7
+    scores = [
+        aha.evaluate(model, images[:1], "center_map", "segmentation", masks=[given]).rows
+        for given in (mask, mask > 0, (mask > 0).to(torch.uint8))
+    ]
+    assert scores[0] == scores[1] == scores[2]
+
+
 def test_maps_in_the_original_images_pixels_are_brought_to_the_input() -> None:
     model = aha.load_model(tiny_vit(), input_size=32, mean=[0.5] * 3, std=[0.5] * 3, fit="crop")
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 96, 3), dtype=np.uint8))

@@ -67,3 +67,12 @@ def test_what_knows_nothing_of_the_model_is_no_advice() -> None:
     assert sentence([bump, CAM]).startswith(
         "No method beats center_map, which knows nothing of the model, on 16 images"
     )
+
+
+def test_beside_nothing_but_baselines_it_is_said_without_a_median() -> None:
+    bumps = [
+        standing(name, 0.1, -0.3, 0.0, 0, stability=0.9, **{"class": 0.1})
+        for name in ("center_map", "edge_map", "random_map")
+    ]
+    alone = standing("grad_cam", 0.4, math.nan, 0.01, 2, stability=0.2, **{"class": 0.5})
+    assert "disagree about grad_cam" in sentence([alone, *bumps]) and "median" not in sentence([alone, *bumps])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from worlds import tiny_model
 
-from aha.bench import run
+from aha.bench import read_run, run
 from aha.bench.plan import Plan
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -21,7 +22,17 @@ if not BENCHMARKS.is_dir():
 sys.path.insert(0, str(BENCHMARKS))
 
 from study import Photographs  # noqa: E402
-from study_results import Result, Spread, pooled, put_together, ranges, read_results, spread_of  # noqa: E402
+from study_results import (  # noqa: E402
+    Result,
+    Spread,
+    parts_of,
+    pooled,
+    put_together,
+    ranges,
+    read_results,
+    spread_of,
+    write_results,
+)
 
 FORMER = (
     "model,method,family,n,deletion,insertion,ins_del,ins_del_se,gap,gap_se,seconds,forward,backward,protocol,common,"
@@ -106,3 +117,20 @@ def test_no_photograph_counts_twice(tmp_path: Path) -> None:
     file = tmp_path / "parts.csv"
     file.write_text("model,method,n,photographs,gap\n")
     assert read_results(file) == []
+    whole = replace(parts[0], gap=math.nan, gap_se=math.nan, ins_del_se=math.nan)  # one photograph, without Grad-CAM
+    write_results(file, [whole], 6)
+    (found,) = read_results(file)
+    assert (found.n, found.ins_del) == (10, 0.0) and math.isnan(found.gap) and math.isnan(found.ins_del_se)
+
+
+def test_each_protocol_has_its_own_parts(plan: Plan, tmp_path: Path) -> None:
+    fine, coarse = "quick", "sketch"
+    run(replace(plan, metrics=(fine,), limit=3), tmp_path / "run", model=tiny_model())
+    run(replace(plan, metrics=(coarse,), methods=("gradient",), limit=2), tmp_path / "run", model=tiny_model())
+    place = {f"{number:02d}.png": number for number in range(6)}
+    found = parts_of("m", read_run(tmp_path / "run").group(), place)
+    assert {(part.protocol, part.method, part.n) for part in found} == {
+        (fine, "gradient", 3),
+        (fine, "random_map", 3),
+        (coarse, "gradient", 2),
+    }

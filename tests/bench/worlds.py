@@ -12,7 +12,7 @@ from aha.bench.store import read_cells
 from aha.models import TargetModel, load_model
 from fakes import CLASSES, SIZE, TinyCNN, randomised
 
-TIMES = ("seconds", "picture")
+TIMES = ("seconds", "picture", "made")
 
 
 def tiny_model(**options: Any) -> TargetModel:

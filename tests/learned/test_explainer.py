@@ -6,16 +6,20 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import aha
 from aha.errors import ModelError, SpecError, WeightsError
 from aha.learned import library
+from aha.learned.choices import explained_classes
+from aha.learned.data import Batch
 from aha.learned.explainer import Explainer, ExplainerWarning, default_stages
-from aha.learned.settings import Design, Evidence
+from aha.learned.settings import Design, Evidence, load_settings
+from aha.learned.training import training_step
 from aha.models import TargetModel, load_model
 from fakes import CLASSES, SIZE, TinyCNN, randomised, tiny_vit
 
@@ -242,6 +246,46 @@ def test_class_weights_that_do_not_fit_the_features_give_no_evidence(images: Ten
     explainer = Explainer.for_target(target, Design(evidence="forward", width=16))
     assert explainer.config.evidence == "none"
     assert maps_of(explainer, target, images).shape == images[:, 0].shape
+
+
+@pytest.mark.parametrize("evidence", ["backward", "forward"])
+def test_both_classes_of_a_single_output(evidence: Any, images: Tensor) -> None:
+    layers = [nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    module = randomised(nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 1)))
+    options: dict[str, Any] = {"input_size": SIZE, "mean": (0.5,) * 3, "std": (0.5,) * 3, "score": "sigmoid"}
+    target = load_model(module, **options)
+    explainer = Explainer.for_target(target, Design(conditioning="head", evidence=evidence))
+    maps = [explainer.maps(target, images, torch.full((len(images),), index)) for index in (0, 1)]
+    assert all(bool(one.isfinite().all()) for one in maps) and not torch.equal(*maps)
+    outputs, unknown = torch.tensor([[5.0], [-5.0]]), torch.tensor([-1, -1])
+    per_class = target.score.per_class(outputs)
+    assert explained_classes(per_class, unknown, torch.tensor([0, 0])).tolist() == [1, 0]
+    assert explained_classes(per_class, unknown, torch.tensor([2, 2])).tolist() == [0, 1]
+    config = load_settings("small", ["perturbations=2", "classes=[0, 1, 0]", "grids=[2,4]"]).training
+    batch = Batch(images[:2], torch.tensor([1, 1]), [0, 1], ["a", "b"])
+    loss = training_step(explainer, target, batch, config, 0)
+    assert loss is not None
+
+
+def test_class_vectors_are_those_of_the_weights_that_there_are() -> None:
+    module = randomised(TinyCNN())
+    target = load_model(module, input_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)
+    former = target.class_vectors.clone()
+    module.load_state_dict({name: value.clone() + 1 for name, value in module.state_dict().items()}, assign=True)
+    assert torch.equal(target.class_vectors, former + 1)
+
+
+@pytest.mark.parametrize("change", ["stride=6", "stride=64", "stages=[0,1,2,3,4]", "width=12", "width=1"])
+def test_designs_that_cannot_be_built_are_refused(change: str) -> None:
+    with pytest.raises(SpecError, match=f"^{change.partition('=')[0]} must be"):
+        load_settings("small", [change])
+
+
+@pytest.mark.parametrize("width", [2, 3, 7, 16])
+def test_any_width_that_is_allowed_can_be_built(width: int, target: TargetModel, images: Tensor) -> None:
+    design = load_settings("small", [f"width={width}"]).design
+    explainer = Explainer.for_target(target, design)
+    assert explainer.maps(target, images[:1], torch.tensor([0])).shape == (1, *images.shape[-2:])
 
 
 def test_stages_that_are_not_there_are_refused(target: TargetModel) -> None:

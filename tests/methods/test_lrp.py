@@ -208,6 +208,44 @@ def test_relevance_is_conserved(family: str, preset: str, images: Tensor) -> Non
     assert torch.allclose(found.sum(dim=(1, 2)), scores, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "activation", [nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.SELU, nn.Softplus, nn.PReLU, nn.Tanh]
+)
+def test_relevance_passes_every_activation(activation: Callable[[], nn.Module], images: Tensor) -> None:
+    layers = [nn.Conv2d(3, 8, 4, 4, bias=False), activation(), nn.Flatten(), nn.Linear(8 * 64, CLASSES, bias=False)]
+    module = randomised(nn.Sequential(*layers)).double()
+    with torch.no_grad():
+        scores = module(images.double()).gather(1, CHOSEN[:, None])[:, 0]
+    found = native(module, images.double(), "lrp(preset='epsilon', epsilon=0)")
+    assert torch.allclose(found.sum(dim=(1, 2)), scores, rtol=1e-5)
+
+
+class SlicedPositions(nn.Module):
+    """A transformer that adds as many of its positions as there are tokens: a tensor, and no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_vit()
+        self.positions = nn.Parameter(torch.randn(1, 30, self.inner.embed_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.inner.patch_embed(x)
+        tokens = torch.cat([self.inner.cls_token.expand(len(x), -1, -1), tokens], dim=1)
+        tokens = tokens + self.positions[:, : tokens.shape[1]]
+        return self.inner.head(self.inner.norm(self.inner.blocks(tokens))[:, 0])
+
+
+@pytest.mark.parametrize("method", ["lrp", "transformer_attribution"])
+def test_what_does_not_depend_on_the_image_gets_no_relevance(method: str, images: Tensor) -> None:
+    module = randomised(SlicedPositions())
+    together = native(module, images, method)
+    model = load_model(module)
+    alone = torch.cat([load_method(method)(model, images[i : i + 1], CHOSEN[i : i + 1]) for i in range(len(images))])
+    agrees(alone, together, 1e-4)
+    assert all(weight.requires_grad for weight in module.parameters())
+    agrees(native(module.requires_grad_(False), images[:1].expand(4, -1, -1, -1), method)[:1], together[:1], 1e-4)
+
+
 def test_biases_keep_their_share_unless_ignored(images: Tensor) -> None:
     """One layer, written out: the bias of the class has its part of the score, or the pixels have it all."""
     module, images = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE * SIZE, CLASSES)).double(), images.double()

@@ -20,7 +20,7 @@ from aha.errors import MetricError, ModelError, SpecError
 from aha.metrics import Case, Sample, load_metric
 from aha.metrics.randomisation import CalibrationInputs, pink_pictures, similarities, structural_similarity
 from aha.metrics.stability import noisy_copies
-from aha.models import TargetModel
+from aha.models import TargetModel, load_model
 from aha.models.randomise import KEPT, kept_copies, randomised_copies
 from fakes import (
     CLASSES,
@@ -225,6 +225,17 @@ def test_running_statistics_are_estimated_anew_where_layers_are_random() -> None
         list(randomised_copies(target(module), 0, calibration=inputs[:1]))
 
 
+@pytest.mark.parametrize("batch_size", [1, 5, 32])
+def test_statistics_do_not_hang_on_the_batch_size(batch_size: int) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 8, 8), nn.BatchNorm2d(4), nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, CLASSES)]
+    module = nn.Sequential(*layers).eval()
+    *_, (_, made) = randomised_copies(load_model(module, batch_size=batch_size), 0, calibration=calibration(16))
+    *_, (_, expected) = randomised_copies(load_model(module), 0, calibration=calibration(16))
+    for ours, theirs in zip(made.module.buffers(), expected.module.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_norms_without_weights_are_layers_too() -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.BatchNorm2d(4, affine=False), nn.Flatten(), nn.Linear(64, CLASSES))
     stages = [made.module for _, made in randomised_copies(target(module), 0, calibration=calibration())]
@@ -255,6 +266,11 @@ def test_copies_are_kept_while_the_model_lives() -> None:
     model = target(BUILDERS["cnn"]())
     first = kept_copies(model, 0, calibration=source, stages=2)
     assert kept_copies(model, 0, calibration=CalibrationInputs((SIZE, SIZE)), stages=2) is first
+    with torch.no_grad():
+        model.module.stem[1].running_mean += 1
+    first, former = kept_copies(model, 0, calibration=source, stages=2), first
+    assert first is not former  # of other weights
+    del former
     for seed in range(1, KEPT + 1):
         kept_copies(model, seed, calibration=source, stages=2)
     assert kept_copies(model, 0, calibration=source, stages=2) is not first  # the oldest had to go

@@ -83,7 +83,9 @@ def test_a_model_that_works_in_place_on_its_input(images: Tensor) -> None:
 def test_wrapped_modules(images: Tensor) -> None:
     module = randomised(TinyCNN())
     expected = aha.explain(module, images, "grad_cam").maps
-    for wrapped in (nn.DataParallel(module), nn.DataParallel(nn.DataParallel(module))):
+    compiled = torch.compile(module, backend="eager")
+    both = (nn.DataParallel(compiled), torch.compile(nn.DataParallel(module), backend="eager"))
+    for wrapped in (nn.DataParallel(module), nn.DataParallel(nn.DataParallel(module)), compiled, *both):
         explanation = aha.explain(wrapped, images, "grad_cam")
         assert torch.equal(explanation.maps, expected)
         assert explanation.model == "module:TinyCNN"

@@ -10,7 +10,9 @@ from timm.data import create_transform
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms._presets import ImageClassification
 
+import aha
 from aha.errors import ImageError, ModelError
+from aha.models.hf_preprocessing import hf_preprocessing
 from aha.models.preprocessing import Fit, Geometry, Interpolation, Preprocessing
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -48,6 +50,21 @@ def test_crop_equals_timm_for_oblong_inputs(size: tuple[int, int], crop_pct: flo
     torch.testing.assert_close(inputs, theirs(noise(size)), rtol=0, atol=0)
     assert inputs.shape == (3, *target)
     assert geometry.model == target
+
+
+@pytest.mark.parametrize("size", [(224, 448), (320, 240)])
+@pytest.mark.parametrize("source", ["timm", "torchvision", "demo", "hf cut", "hf whole"])
+def test_oblong_inputs_are_covered_by_the_picture(source: str, size: tuple[int, int]) -> None:
+    if source.startswith("hf"):
+        cut = {"size": {"shortest_edge": 256}, "crop_size": 224, "image_processor_type": "CLIPImageProcessor"}
+        whole = {"size": {"height": 224, "width": 224}, "image_processor_type": "ViTImageProcessor"}
+        ours = hf_preprocessing(cut if source == "hf cut" else whole, None, size)
+    else:
+        name = {"timm": "timm:test_resnet", "torchvision": "torchvision:resnet18", "demo": "demo:efficientnet_lite0"}
+        ours = aha.load_model(name[source], pretrained=False, img_size=size).preprocessing
+    inputs, geometry = ours(Image.new("RGB", (640, 480), (200, 200, 200)))
+    assert geometry.model == size
+    assert float(ours.denormalise(inputs).min()) > 0.7  # no bar of black
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -21,13 +21,15 @@ import torch
 from PIL import Image
 
 import aha
+from aha.data.batches import Subject
 from aha.errors import MissingExtra, OutputError
 from aha.models import TargetModel, load_model
+from aha.models.preprocessing import Geometry
 from aha.perturb.perturbation import rank_pixels
 from aha.results.explanation import Explanation
 from aha.results.viewer import widget as widget_module
 from aha.results.viewer.bundle import MODULES, static_text, viewer_script
-from aha.results.viewer.payload import payload
+from aha.results.viewer.payload import _model_view, payload
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -57,6 +59,14 @@ def browser() -> Iterator[Any]:
         opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield opened
         opened.close()
+
+
+def test_the_smallest_pictures_are_shown() -> None:
+    red = Image.new("RGB", (2, 1), (255, 0, 0))
+    view = _model_view(Subject("red", red, Geometry((1, 2), (8, 8), (0.0, 0.5, 1.0, 1.5))))
+    assert view.size == (8, 8) and np.asarray(view).reshape(-1, 3).min(axis=0).tolist() == [255, 0, 0]
+    padded = _model_view(Subject("red", red, Geometry((1, 2), (8, 8), (-0.5, 0.0, 1.5, 2.0))))
+    assert padded.size == (8, 8)
 
 
 def test_the_payload_holds_maps_in_the_order_of_the_metric(explained: list[Explanation]) -> None:

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import numpy as np
 import pytest
-from asking import ADDRESS, MODEL, make_client, png, upload
-from PIL import Image
+import torch
+from asking import ADDRESS, MODEL, asked, make_bench, make_client, png, upload
+from PIL import Image, ImageCms
 from starlette.testclient import TestClient
+from torch import nn
 
+from aha.models import load_model
 from aha.web import pictures
 from aha.web.guard import is_loopback
 from aha.web.serving import chosen_token
@@ -424,3 +428,29 @@ def test_an_error_inside_stays_inside(bench: Workbench, monkeypatch: pytest.Monk
         assert "secret" not in answer.text and set(answer.json()) == {"error"}
         assert len(lines) == 1 and "RuntimeError" in lines[0]
         assert visitor.get("/api/about").status_code == 200
+
+
+def test_nothing_but_pixels_of_an_upload_is_sent_back(client: TestClient) -> None:
+    buffer = io.BytesIO()
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    Image.open(io.BytesIO(png(5))).convert("RGB").save(buffer, "JPEG", comment=b"SECRET", icc_profile=profile)
+    key = upload(client, buffer.getvalue(), "a.jpg")
+    thumbnail = client.get(f"/api/pictures/{key}/thumbnail").content
+    assert b"SECRET" not in thumbnail and b"ICC_PROFILE" not in thumbnail
+    found = asked(client, "/api/maps", picture=key, model=MODEL, method="center_map", target=1)
+    with zipfile.ZipFile(io.BytesIO(client.get(f"/api/bundle?maps={found['key']}").content)) as archive:
+        assert b"iCCP" not in archive.read("picture.png")
+
+
+def test_an_archive_where_no_geometry_leads_back(tmp_path: Path, gallery: Path) -> None:
+    def turned(image: Image.Image) -> torch.Tensor:
+        pixels = np.asarray(image.rotate(90, expand=True).resize((32, 32)).convert("RGB"), dtype=np.float32) / 255
+        return torch.from_numpy(pixels).permute(2, 0, 1)
+
+    layers = [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)]
+    bench = make_bench(load_model(nn.Sequential(*layers).eval(), transform=turned), tmp_path / "cache", gallery)
+    with make_client(bench) as client:
+        key = upload(client, png(2))
+        found = asked(client, "/api/maps", picture=key, model=MODEL, method="gradient", target=1)
+        assert client.get(f"/api/bundle?maps={found['key']}").status_code == 200
+    bench.jobs.close()

@@ -92,7 +92,8 @@ def test_another_class_gives_another_map(page: Any) -> None:
         "before => (document.getElementById('download').href.split('=')[1] ?? before).split(',')[0] !== before",
         before[0],
     )
-    page.locator("#class-search").fill("281")  # any other, by number or by name
+    page.locator("#class-search").press_sequentially("281", delay=150)  # any other, by number or by name
+    page.locator("#class-search").press("Enter")
     until(page, "document.querySelector('#classes .pick[aria-pressed=true]').title === 'class 281'")
     assert "tabby" in page.text_content("#classes .pick[aria-pressed=true]")
 
@@ -210,7 +211,10 @@ def test_a_slow_method_is_cancelled(page: Any) -> None:
     open_picture(page, methods=4)
     add_method(page, "rise(n=5000)")
     tile = page.locator(".tile[data-method='rise(n=5000)']")
-    tile.get_by_role("button", name="Cancel").click()
+    tile.get_by_role("button", name="Cancel").hover()
+    page.mouse.down()
+    page.wait_for_timeout(900)  # a slow finger: progress is told meanwhile
+    page.mouse.up()
     until(page, "document.body.textContent.includes('Cancelled.')")
     add_method(page, "random_map")  # the model is free again
     wait_for_curves(page, 5)
@@ -228,3 +232,22 @@ def test_a_visitor_who_leaves_waits_for_nothing(
     page.goto("about:blank")
     job = shown_bench.jobs.wait(key, PATIENCE)
     assert job is not None and job.status == "cancelled"
+
+
+def test_what_is_asked_for_again_comes(page: Any) -> None:
+    open_picture(page, methods=4)
+    add_method(page, "rise(n=300)")
+    until(page, "document.querySelector('.tile:last-child .progress') !== null")
+    page.locator("#classes .pick[aria-pressed=true]").click()  # the same again, while it is under way
+    wait_for_curves(page, 5)
+    assert page.evaluate("document.activeElement.matches('#classes .pick[aria-pressed=true]')")
+
+
+def test_without_methods_there_is_nothing_to_complain_of(page: Any) -> None:
+    open_picture(page, methods=4)
+    while page.locator(".tile .close").count():
+        page.locator(".tile .close").first.click()
+    page.locator("#classes .pick").nth(1).click()
+    until(page, "document.querySelectorAll('#classes .pick')[1].getAttribute('aria-pressed') === 'true'")
+    frames(page, 30)
+    assert page.locator("#message").is_hidden() and page.locator(".tile").count() == 0

@@ -172,6 +172,7 @@ def test_an_unknown_class_is_said(sized: Any) -> None:
     sized.locator("#tab-compare").click()
     assert sized.get_attribute("#classes .pick[aria-pressed=true]", "title") == before
     search.fill("tabby")
+    search.press("Enter")
     until(sized, "document.querySelector('#classes .pick[aria-pressed=true]').title === 'class 281'")
 
 
@@ -306,6 +307,18 @@ def test_two_models_side_by_side(sized: Any) -> None:
     sized.locator("#other").select_option("")
     until(sized, "document.querySelectorAll('#tiles section').length === 1")
     assert not sized.is_visible("#beside")
+
+
+def test_a_second_model_that_answers_late_is_not_shown(page: Any) -> None:
+    open_picture(page, methods=4)
+    classes = _Held(page, "**/api/classes?*")
+    page.locator("#other").select_option(_OTHER)
+    eventually(page, lambda: classes.waiting)
+    page.locator("#other").select_option("")
+    with page.expect_response("**/api/classes?*"):
+        classes.release()
+    wait_for_curves(page, 4)
+    assert page.locator("#tiles section").count() == 1 and not page.is_visible("#beside")
 
 
 _TOLD: set[str] = set()  # in windows of both sizes: for the second one the server knows the steps, and nothing runs

@@ -117,6 +117,8 @@ def test_a_link_restores_the_view(page: Any) -> None:
     page.locator("#classes .pick").nth(1).click()
     chosen = page.locator("#classes .pick").nth(1).get_attribute("title")
     set_slider(page, "#scrub", 330)
+    until(page, "document.querySelectorAll('#by option').length === 4")
+    page.locator("#by").select_option("2")
     page.locator("#reference").select_option("blur")
     page.locator("#mode").select_option("mask")
     page.locator(".tile > canvas").first.press("+")
@@ -127,10 +129,26 @@ def test_a_link_restores_the_view(page: Any) -> None:
     other.goto(page.url)
     wait_for_curves(other, 4)
     assert other.get_attribute("#classes .pick[aria-pressed=true]", "title") == chosen
-    assert [other.input_value(f"#{name}") for name in ("scrub", "reference", "mode")] == ["330", "blur", "mask"]
+    assert [other.input_value(f"#{name}") for name in ("scrub", "reference", "mode", "by")] == [
+        "330",
+        "blur",
+        "mask",
+        "2",
+    ]
     wait_for_curves(page, 4)
     page.mouse.move(2, 2)
     eventually(page, lambda: (canvas(other, "#scrub-view") == canvas(page, "#scrub-view")).all())
+
+
+def test_a_link_is_shown_where_there_is_no_clipboard(page: Any) -> None:
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    open_picture(page)
+    page.locator("#share").click()
+    until(page, "document.getElementById('message').textContent.includes('/#s=')")
+    wait_for_curves(page, 1)
+    page.locator("#code").click()
+    page.locator("#dialog-copy").click()
+    assert page.evaluate("getSelection().toString()").startswith("import")
 
 
 def test_a_link_that_was_cut_short_is_said(page: Any, address: str) -> None:

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -31,19 +32,25 @@ STALLED = (
 )
 
 
-@pytest.fixture(scope="module")
-def place(bench: Workbench) -> Iterator[tuple[str, int]]:
-    listener = socket.socket()
+@contextlib.contextmanager
+def serving(config: uvicorn.Config, listener: socket.socket) -> Iterator[None]:
     listener.bind(("127.0.0.1", 0))
     listener.listen(256)
-    server = uvicorn.Server(server_config(create_app(bench)))
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.02)
-    yield listener.getsockname()
+    yield
     server.should_exit = True
     thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def place(bench: Workbench) -> Iterator[tuple[str, int]]:
+    listener = socket.socket()
+    with serving(server_config(create_app(bench)), listener):
+        yield listener.getsockname()
 
 
 def opened(place: tuple[str, int], beginning: bytes) -> socket.socket:
@@ -97,6 +104,34 @@ def test_stalled_uploads_hold_nobody_up_and_end(place: tuple[str, int], monkeypa
             assert answer.status == 201
         for wire in stalled:
             assert rest_of(wire).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("is_reading", [True, False])
+def test_a_slow_line_is_no_client_that_does_not_read(is_reading: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "SECONDS_TO_TAKE", 1.5)
+    size = 8 * 2**20
+
+    async def answer(scope: Any, _receive: Any, send: Any) -> None:
+        headers = [(b"content-length", str(size).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"x" * size})
+
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+    config = uvicorn.Config(answer, http=connections.Connection, log_config=None, lifespan="off")
+    with serving(config, listener), socket.socket() as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        wire.settimeout(PATIENCE)
+        wire.connect(listener.getsockname())
+        wire.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        if not is_reading:
+            time.sleep(4)
+        read = 0
+        with contextlib.suppress(ConnectionError):
+            while part := wire.recv(16384):
+                read += len(part)
+                time.sleep(0.008)  # for longer than the whole answer may stay untouched
+    assert (read > size) == is_reading
 
 
 def test_requests_at_once_are_limited(place: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:

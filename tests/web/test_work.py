@@ -101,6 +101,32 @@ def test_work_ends_when_the_last_visitor_leaves(jobs: Jobs, gate: Gate) -> None:
     assert jobs.wait("a", PATIENCE).status == "cancelled"  # type: ignore[union-attr]
 
 
+def test_work_that_is_asked_for_while_it_ends_begins_again(jobs: Jobs) -> None:
+    started, ending, may_end = (threading.Event() for _ in range(3))
+    turns = []
+
+    def work(job: Job) -> None:
+        turns.append(job.owners.copy())
+        if len(turns) > 1:
+            return
+        started.set()
+        try:
+            while True:
+                job.checkpoint()
+                time.sleep(0.001)
+        finally:
+            ending.set()
+            may_end.wait(PATIENCE)
+
+    jobs.submit("a", "work", "lane", work, owner="x")
+    assert started.wait(PATIENCE)
+    jobs.cancel("a", "x")
+    assert ending.wait(PATIENCE)
+    again = jobs.submit("a", "work", "lane", work, owner="y")
+    may_end.set()
+    assert jobs.wait("a", PATIENCE) is again and again.status == "done" and turns == [{"x"}, {"y"}]
+
+
 def test_waiting_work_is_cancelled_at_once(jobs: Jobs, gate: Gate) -> None:
     jobs.submit("gate", "work", "lane", gate, owner="x")
     jobs.submit("a", "work", "lane", nothing, owner="x")
@@ -200,6 +226,14 @@ def test_a_full_queue_is_answered_with_429(loaded: TargetModel, tmp_path: Path, 
         refused = visitor.post("/api/maps", json={**question, "target": 2})
         assert refused.status_code == 429 and "retry-after" in refused.headers
     gate.open.set()
+    bench.jobs.close()
+
+
+def test_a_full_queue_refuses_no_method(loaded: TargetModel, tmp_path: Path, gallery: Path) -> None:
+    bench = make_bench(loaded, tmp_path / "cache", gallery, max_per_owner=1)
+    with make_client(bench) as client:
+        question = {"picture": upload(client, png(1)), "model": MODEL, "methods": [SLOW, "rise(n=4999)"], "target": 1}
+        assert client.post("/api/maps/several", json=question).status_code == 429
     bench.jobs.close()
 
 
@@ -407,6 +441,13 @@ def test_the_store_makes_room_for_what_is_new(tmp_path: Path) -> None:
     kept = sorted(int(path.stem, 16) for path in tmp_path.glob("results/*.json"))
     assert kept == list(range(64 - len(kept), 64)) and 30 < len(kept) < 40
     assert sorted(path.stem for path in tmp_path.glob("results/*.npz")) == [f"{n:032x}" for n in kept]
+
+
+def test_numbers_that_json_does_not_know_are_not_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(AhaError, match="not a finite number"):
+        store.put("results", "0" * 32, {"score": float("nan")})
+    assert store.find("results", "0" * 32) is None
 
 
 def test_making_room_lists_each_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

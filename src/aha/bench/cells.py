@@ -7,6 +7,7 @@ metrics in full, the seed, the picture, its label, and its mask and boxes where 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 from aha import __version__
@@ -113,6 +114,9 @@ class Cells:
             "found": [],
             "failures": [],
             "version": __version__,
+            "made": round(time.time(), 3),
+            "content": self._digest(image, "picture")[:16],
+            "state": self._bases[method, protocol, target_kind][:16],
         }
 
     def _covers(self, image: BenchImage, method: str) -> bool:

@@ -26,16 +26,17 @@ def draw_curves(group: Group, anchor: str, save: Save) -> list[str]:
 
 
 def _curve_scores(group: Group) -> Iterable[Scores]:
-    """Curves of each protocol; of many methods, those that score best."""
+    """Curves of each protocol; of many methods, those that score best, and behind them those without a score."""
     chosen = headline(group)
-    order = group.methods
-    if chosen is not None and len(order) > _MOST_CURVES:
-        means = {m: mean_of(list(v.values())) for m, v in group.values[chosen].items()}
-        sign = 1 if better(chosen[1][0]) == "higher" else -1
-        order = sorted(means, key=lambda method: -sign * means[method])[:_MOST_CURVES]
-    wanted = set(order)
+    values = {} if chosen is None else group.values[chosen]
+    sign = 1 if chosen is None or better(chosen[1][0]) == "higher" else -1
+    merit = {method: sign * mean_of(list(own.values())) for method, own in values.items()}
     for protocol in dict.fromkeys(row.protocol for row in group.scores.curve_rows):
-        rows = [row for row in group.scores.curve_rows if row.protocol == protocol and row.method in wanted]
+        rows = [row for row in group.scores.curve_rows if row.protocol == protocol]
+        methods = list(dict.fromkeys(row.method for row in rows))
+        if len(methods) > _MOST_CURVES:
+            best = sorted(methods, key=lambda method: -merit.get(method, -math.inf))[:_MOST_CURVES]
+            rows = [row for row in rows if row.method in best]
         yield Scores(curve_rows=rows, model=group.model)
 
 

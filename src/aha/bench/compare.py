@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from aha.bench.runs import Column, Group, Run, read_run
 from aha.bench.significance import paired_p
-from aha.bench.tables import better, differences, head_of
+from aha.bench.tables import better, differences, head_of, values_by_image
 from aha.errors import OutputError
 from aha.results.score_table import markdown_table, summarise, text_table
 
@@ -43,6 +43,7 @@ def compare_runs(first: str | Path, second: str | Path) -> list[Comparison]:
     """Paired comparison of all that both runs measured.
 
     Runs of one model each are compared whatever the models are; otherwise only the same model counts as the same.
+    Pictures that have nothing but their name in common are left out.
     """
     runs = read_run(first), read_run(second)
     found = [row for a, b in _pairs(*runs) for row in _compare(a, b)]
@@ -62,17 +63,19 @@ def _pairs(first: Run, second: Run) -> Iterator[tuple[Group, Group]]:
 def _compare(a: Group, b: Group) -> Iterator[Comparison]:
     ours, theirs = a.values, b.values
     model = a.model if a.model == b.model else f"{a.model} / {b.model}"
+    unlike = {image for image, content in a.contents.items() if b.contents.get(image, content) != content}
     for (protocol, (metric, reference)), by_method in ours.items():
         others = theirs.get((protocol, (metric, reference)), {})
         for method, values in by_method.items():
             # The predicted class may differ between models: then the image is what is common.
-            left, right = _by_image(values), _by_image(others.get(method, {}))
-            common = [name for name in left if name in right]
+            left, right = _by_place(values), _by_place(others.get(method, {}))
+            common = [name for name in left if name in right and name[0] not in unlike]
             if not common:
                 continue
             gaps = differences({name: right[name] for name in common}, left)
             gap = summarise(method, metric, protocol, reference, gaps)
-            first, second = (math.fsum(side[name] for name in common) / len(common) for side in (left, right))
+            sides = [values_by_image({name: side[name] for name in common}) for side in (left, right)]
+            first, second = (math.fsum(side) / len(side) for side in sides)
             yield Comparison(
                 model,
                 a.target_kind,
@@ -89,7 +92,7 @@ def _compare(a: Group, b: Group) -> Iterator[Comparison]:
             )
 
 
-def _by_image(values: dict[tuple[str, int], float]) -> dict[tuple[str, int], float]:
+def _by_place(values: dict[tuple[str, int], float]) -> dict[tuple[str, int], float]:
     """Values by image, and by the place of the class among the image's classes."""
     places: dict[str, int] = {}
     found = {}

@@ -85,6 +85,8 @@ def estimate(run: BenchRun, tries: int = 1) -> Estimate:
 
     images = run.pending_images()
     first = [image for image, _ in zip(images, range(tries), strict=False)]
+    if not first:  # mosaics, of which it only shows now that all are done
+        return replace(found, cells=0)
     with suppress(AhaError, OSError):  # unreadable: the run will say so
         model.outputs(run.inputs_of(first[0])[None])  # the first pass of a process takes longer than the others
     before = model.passes.copy()

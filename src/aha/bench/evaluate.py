@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -53,7 +53,7 @@ def evaluate(
     maps_or_methods: MapsOrMethods,
     metrics: str | Metric | Protocol | Sequence[str | Metric | Protocol] = "quick",
     *,
-    targets: Target = "top1",
+    targets: Target | None = None,
     labels: Sequence[int] | Tensor | None = None,
     masks: Sequence[Any] | None = None,
     boxes: Sequence[Any] | None = None,
@@ -70,7 +70,7 @@ def evaluate(
             that cannot be read included, at the size of the model input or of the original image; or a mapping from
             names to such maps.
         metrics: protocol names (`"quick"`, `"aha"`, `"rise"`, ...) or metric texts (`"deletion(steps=32)"`).
-        targets: explained classes, as in `aha.explain`.
+        targets: explained classes, as in `aha.explain`; those of a given explanation, or "top1", by default.
         labels: true classes.
         masks: true object masks, one per image, in the original image's pixels; above 0 is object, 255 does not count.
         boxes: true boxes, one list of (x0, y0, x1, y1) per image, in the original image's pixels.
@@ -85,7 +85,7 @@ def evaluate(
         MetricError: Nothing at all could be measured.
     """
     model = load_model(model)
-    protocols = tuple(load_protocols(metrics))
+    protocols = tuple({protocol.name: protocol for protocol in load_protocols(metrics)}.values())
     mosaics, pictures = _mosaics(images), cast("Images", images)
     if mosaics is not None:
         pictures = torch.stack([mosaic.inputs(model) for mosaic in mosaics])
@@ -93,6 +93,8 @@ def evaluate(
     truth = Truth(masks, boxes, None if mosaics is None else [mosaic.cells for mosaic in mosaics])
     check_truth(protocols, truth)
     total, first, unreadable = count_images(pictures), 0, 0
+    if targets is None:
+        targets = _explained_classes(maps_or_methods, total) or "top1"
     chosen: list[list[int]] = []
     sources = _sources(maps_or_methods, model, seed, protocols, class_counts(targets, total))
     scores = Scores(protocols=protocols, model=model.spec)
@@ -360,6 +362,7 @@ class _MapSource:
     maps: Sequence[Any]
     seed: int
     counts: Sequence[int] | None  # how many each image has; None where all have equally many
+    classes: Sequence[int] | None = None  # of each map, where they are known
 
     def __post_init__(self) -> None:
         self._starts = [0, *accumulate(self.counts or ())]
@@ -375,6 +378,11 @@ class _MapSource:
             for place, target in enumerate(targets, start=first):
                 if place >= len(self.maps):
                     raise MetricError(f"{self.name}: {len(self.maps)} maps are too few; {sample.name} has none")
+                if self.classes is not None and self.classes[place] != target:
+                    raise MetricError(
+                        f"{self.name}: the map of {sample.name} is of class {self.classes[place]}, not of {target}; "
+                        f"pass the classes of the maps as targets="
+                    )
                 values = copied(self.maps[place]).float()
                 case = fitted_case(sample, target, values, subject.geometry, self.name, self.seed, failures)
                 if case is not None:
@@ -424,16 +432,31 @@ def _sources(
     if isinstance(given, str | Method):
         given = [given]
     if isinstance(given, Explanation):
-        given = {given.method: given.maps}
+        given = {given.method: given}
     if isinstance(given, list | tuple) and given and all(isinstance(item, str | Method) for item in given):
-        methods = [load_method(item) for item in given]
+        methods = list({str(chosen): chosen for chosen in map(load_method, given)}.values())
         for chosen in methods:
             check_fit(chosen, model)
         return [MethodSource(model, chosen, seed) for chosen in methods]
     if any("method" in protocol.needs for protocol in protocols):
         raise MetricError("this protocol has to run the method again; maps alone are not enough")
     named: Mapping[str, Any] = given if isinstance(given, Mapping) else {"maps": given}
-    return [_MapSource(name, _as_list(maps, name), seed, counts) for name, maps in named.items()]
+    return [_MapSource(name, _as_list(maps, name), seed, counts, _classes_of(maps)) for name, maps in named.items()]
+
+
+def _classes_of(maps: Any) -> list[int] | None:
+    return [int(index) for index in maps.targets] if isinstance(maps, Explanation) else None
+
+
+def _explained_classes(given: MapsOrMethods, images: int | None) -> list[list[int]] | None:
+    """The classes of each image in the first explanation that is given, if it has all images."""
+    named = given.values() if isinstance(given, Mapping) else [given]
+    found = next((maps for maps in named if isinstance(maps, Explanation)), None)
+    if found is None:
+        return None
+    runs = groupby(range(len(found)), key=lambda row: id(found.subjects[row]))
+    classes = [[int(found.targets[row]) for row in rows] for _, rows in runs]
+    return classes if images in (None, len(classes)) else None
 
 
 def _as_list(maps: Any, name: str) -> Sequence[Any]:

@@ -28,10 +28,8 @@ def write_tables(run: BenchRun) -> Scores:
         for name, content in ((SCORES, scores_csv(read.groups)), (SUMMARY, summary_csv(read.groups))):
             write_atomically(run.out / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
     scores = Scores(protocols=run.work.protocols, model=run.model.spec)
-    for group in read.groups:
-        is_own = (group.model, group.digest) == (run.model.spec, run.model.digest)
-        if is_own and group.target_kind in run.target_kinds:
-            scores.extend(group.scores)
+    for group in read_run(run.out, run.planned_keys()).groups:
+        scores.extend(group.scores)
     return scores
 
 

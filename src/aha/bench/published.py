@@ -222,7 +222,7 @@ PAPERS: dict[str, PaperTable] = {
         "MDA, table 6: monotonicity",
         ("MDA 6",),
         ("ViT-B/32",),
-        ("monotonicity(steps=224)",),
+        ("monotonicity(steps=224, references=(adaptive_blur(smallest=1),))",),
         _MDA_CAVEAT,
         settings={"filter": "mda", "limit": 100},
     ),

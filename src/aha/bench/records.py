@@ -40,6 +40,9 @@ class Cell(TypedDict):
     found: list[Found]
     failures: list[Failed]
     version: str
+    made: NotRequired[float]  # seconds since 1970; earlier versions did not write it, nor the next two
+    content: NotRequired[str]  # digest of the picture
+    state: NotRequired[str]  # digest of what the cells of all images depend on: method, metrics, version, ...
     seconds: NotRequired[float | None]
     forward: NotRequired[float | None]
     backward: NotRequired[float | None]

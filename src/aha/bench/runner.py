@@ -24,7 +24,7 @@ from aha.bench.subjects import Subjects
 from aha.core.disk import check_writable, result_key, versions
 from aha.core.ledger import Ledger
 from aha.data.datasets import BenchImage
-from aha.errors import MetricError, OutputError, SpecError
+from aha.errors import AhaWarning, MetricError, OutputError, SpecError, warn
 from aha.learned.engine import launched_device, launched_share, parts_of
 from aha.models import TargetModel, load_model
 
@@ -75,6 +75,7 @@ class BenchRun:
         self.work: Work = fitted(work, self.model, optional=plan.optional)
         earlier = read_plans_of(self.out)
         self._check_settings(earlier)
+        self._warn_of_lost_maps(earlier)
         self.subjects = Subjects(plan, self.model, self.work.protocols, earlier)
         self.methods: tuple[Measured, ...] = (*self.work.methods, *self._saved())
         self.cells = Cells(
@@ -115,6 +116,11 @@ class BenchRun:
         are_mosaics = self.subjects.are_mosaics
         candidates = self.subjects.mosaics(self._share) if are_mosaics else iter(self._own_images())
         return (image for image in candidates if self.cells.missing(image))
+
+    def planned_keys(self) -> set[str]:
+        """What the cells of the plan are known by, of all processes."""
+        images = self.subjects.mosaics((0, 1)) if self.subjects.are_mosaics else iter(self.images)
+        return {key for image in images for key in self.cells.keys(image)}
 
     def inputs_of(self, image: BenchImage) -> Tensor:
         """The model input (C, H, W) of an image, on the model's device."""
@@ -218,6 +224,14 @@ class BenchRun:
             raise OutputError(
                 f"{self.out} holds results with {other.name}={other.former}, not {other.value}; choose another folder"
             )
+
+    def _warn_of_lost_maps(self, earlier: Sequence[PlanEntry]) -> None:
+        """Says so where maps are to be kept and what was measured before has none: finished cells stay as they are."""
+        wanted = {str(method) for method in self.work.methods} if self.plan.maps != "none" else set[str]()
+        lost = [m for entry in earlier if entry["plan"].get("maps", "none") == "none" for m in entry["methods"] if m in wanted]
+        if lost:
+            names = ", ".join(dict.fromkeys(lost))
+            warn(f"{self.out}: what was measured of {names} before kept no maps; choose another folder", AhaWarning)
 
     def _own_images(self) -> list[BenchImage]:
         return [self.images[index] for index in parts_of(len(self.images), self._share)]

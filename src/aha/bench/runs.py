@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from aha.bench.records import Cell, MapPlace, PicturePlace, PlanEntry
-from aha.bench.store import ROWS, merge_cells, other_setting, read_cells, read_plans_of
+from aha.bench.store import ROWS, merge_cells, other_circumstance, other_setting, read_cells, read_plans_of
 from aha.core.disk import check_writable
 from aha.errors import OutputError, SpecError
 from aha.metrics.protocols import Protocol, load_protocols
@@ -40,6 +40,7 @@ class Group:
         missing: cells that the plans ask for and that are not there.
         maps: image -> method -> (where its map is, class), of maps that were kept.
         pictures: image -> where its picture is.
+        contents: image -> digest of its picture, where it was noted.
     """
 
     model: str
@@ -53,6 +54,7 @@ class Group:
     maps: dict[str, dict[str, tuple[MapPlace, int]]] = field(default_factory=lambda: defaultdict(dict))
     pictures: dict[str, PicturePlace] = field(default_factory=dict)
     missing: int = 0
+    contents: dict[str, str] = field(default_factory=dict)
 
     def is_of(self, plan: PlanEntry) -> bool:
         """Is the plan for this model? CLIPs with other texts have the same weights."""
@@ -162,6 +164,8 @@ def _add(group: Group, cell: Cell) -> None:
         group.facts[image, target] = ImageFacts(cell["label"], found["score"])
         if "map" in found:
             group.maps[image].setdefault(method, (found["map"], target))
+    if "content" in cell:
+        group.contents[image] = cell["content"]
     if picture := cell.get("picture"):
         group.pictures.setdefault(image, picture)
     scores.failures += [Failure(image, method, metric, reason) for metric, reason in cell["failures"]]
@@ -192,7 +196,10 @@ def merge_runs(folders: Sequence[str | Path], out: str | Path) -> int:
         plans += own
     found: dict[str, Cell] = {}
     for folder in sources:
-        for cell in read_cells(folder):
+        cells = read_cells(folder)
+        if other := other_circumstance(found.values(), cells):
+            raise OutputError(f"{folder} has {other} than the runs before it; a mean over both would mean nothing")
+        for cell in cells:
             found.setdefault(cell["key"], _without_maps(cell))
     merge_cells(found.values(), plans, out)
     return len(read_cells(out))

@@ -113,7 +113,8 @@ def _beside_others(method: str, standings: Sequence[Standing], name: str) -> str
         if other != method and not math.isnan(value) and _family(other) != "baseline"
     ]
     unit = _UNIT.get(name, "rank correlation")
-    return f"{unit} {values[method]:.2f}, median of the others {statistics.median(others):.2f}"
+    beside = f", median of the others {statistics.median(others):.2f}" if others else ""
+    return f"{unit} {values[method]:.2f}{beside}"
 
 
 def _family(method: str) -> str:

@@ -13,7 +13,7 @@ from aha.bench.race_record import Race
 from aha.bench.ranking import faithfulness, median, ranking
 from aha.bench.runs import Group
 from aha.bench.significance import LEVEL, holm, paired_p
-from aha.bench.tables import better, differences
+from aha.bench.tables import better, differences, values_by_image
 from aha.metrics.statistics import spearman
 from aha.results.score_table import summarise
 
@@ -83,7 +83,7 @@ def standings_of(group: Group, race: Race) -> list[Standing]:
     checks = _checks(group)
     found = []
     for method in order:
-        own = summarise(method, "", "", "", list(values[method].values()))
+        own = summarise(method, "", "", "", values_by_image(values[method]))
         gap = summarise(method, "", "", "", gaps[method]) if gaps.get(method) else None
         cost = [median(costs.get(method, ())) for costs in (group.seconds, group.forward, group.backward)]
         found.append(

@@ -14,7 +14,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +102,14 @@ class Store(Ledger):
 
 # Cells
 
-_TEXTS = ("key", "model", "digest", "method", "protocol", "asked", "image")
+_SHARED: tuple[Literal["model", "digest", "method", "protocol", "asked"], ...] = (
+    "model",
+    "digest",
+    "method",
+    "protocol",
+    "asked",
+)
+_TEXTS = ("key", *_SHARED, "image")
 
 
 def ledgers(folder: Path) -> list[Path]:
@@ -149,7 +156,10 @@ def current_keys(folder: Path) -> dict[str, str]:
 
 
 def read_cells(folder: Path) -> list[Cell]:
-    """All cells of a run, each once, in an order that does not depend on how the work was shared."""
+    """All cells of a run, each once, in an order that does not depend on how the work was shared.
+
+    Where pictures or methods have changed since, cells of their former state do not count any more.
+    """
     if not (folder / ROWS).is_dir():
         raise OutputError(f"{folder} is not the folder of a run")
     found: dict[str, tuple[int, Cell]] = {}
@@ -159,7 +169,28 @@ def read_cells(folder: Path) -> list[Cell]:
         work = work_of(cell["model"], cell["digest"], cell["method"], cell["protocol"], cell["asked"], cell["image"])
         if work not in found or found[work][0] <= line.turn:
             found[work] = line.turn, cell
-    return [cell for _, cell in found.values()]
+    latest: dict[tuple[str, ...], tuple[float, str]] = {}
+    for _, cell in found.values():
+        for about, now in _circumstances(cell):
+            latest[about] = max(latest.get(about, (0.0, "")), (cell["made"], now))
+    return [cell for _, cell in found.values() if all(latest[about][1] == now for about, now in _circumstances(cell))]
+
+
+def _circumstances(cell: Cell) -> list[tuple[tuple[str, ...], str]]:
+    """What a cell's numbers hang on beside its own work: its picture, and its method's state. Old cells do not say."""
+    if "made" not in cell:
+        return []
+    return [(("picture", cell["image"]), cell["content"]), (tuple(cell[name] for name in _SHARED), cell["state"])]
+
+
+def other_circumstance(cells: Iterable[Cell], others: Iterable[Cell]) -> str:
+    """A picture of the same name, or a method, that is not the same in two runs; empty if there is none."""
+    known = {about: now for cell in cells for about, now in _circumstances(cell)}
+    for cell in others:
+        for about, now in _circumstances(cell):
+            if known.get(about, now) != now:
+                return f"another {about[0]} {about[1]}" if len(about) == 2 else f"another state of {cell['method']}"
+    return ""
 
 
 def merge_cells(cells: Iterable[Cell], plans: Iterable[PlanEntry], out: Path) -> None:

@@ -15,7 +15,7 @@ from aha.metrics import ARROWS, directions, side_columns
 from aha.metrics.base import Direction
 from aha.metrics.curves import AVERAGE
 from aha.results.headroom import is_oracle
-from aha.results.score_table import SummaryRow, student_quantile, summarise
+from aha.results.score_table import SummaryRow, by_image, student_quantile, summarise
 
 SHADED = 3
 _HEADLINES = ("ins_del", "neg_pos", "insertion", "deletion")
@@ -132,7 +132,7 @@ def _is_plain(row: SummaryRow, values: Mapping[tuple[str, Column], object]) -> b
 def _entries(column: Column, values: Mapping[str, Mapping[tuple[str, int], float]]) -> dict[str, Entry]:
     direction = better(column[0])
     means = {
-        method: summarise(method, column[0], "", column[1], list(found.values())) for method, found in values.items()
+        method: summarise(method, column[0], "", column[1], values_by_image(found)) for method, found in values.items()
     }
     if direction == "neither":
         return {m: Entry(s.mean, s.standard_error, s.n, 0, math.nan) for m, s in means.items()}
@@ -157,8 +157,13 @@ def _entries(column: Column, values: Mapping[str, Mapping[tuple[str, int], float
 
 
 def differences(ours: Mapping[tuple[str, int], float], theirs: Mapping[tuple[str, int], float]) -> list[float]:
-    """Differences on the images and classes that both have."""
-    return [value - theirs[name] for name, value in ours.items() if name in theirs]
+    """Differences of the images, each the mean over the classes that both have."""
+    return by_image((image, value - theirs[image, k]) for (image, k), value in ours.items() if (image, k) in theirs)
+
+
+def values_by_image(values: Mapping[tuple[str, int], float]) -> list[float]:
+    """Values of the images, each the mean over its classes."""
+    return by_image((image, value) for (image, _), value in values.items())
 
 
 def headline(group: Group) -> tuple[str, Column] | None:

@@ -69,10 +69,10 @@ def _mask(
     shape = tuple(values.shape[-2:])
     if shape not in (geometry.original, geometry.model) or values.dim() != 2:
         raise MetricError(f"{name}: the mask is {tuple(values.shape)}, the image {geometry.original}")
-    values = values.long()
+    kinds = torch.where(values == 255, 255, (values > 0).long())  # nothing, object or what does not count
     if shape != geometry.model:
-        values = geometry.to_model(values)
-    return (values > 0) & (values != 255), values == 255
+        kinds = geometry.to_model(kinds)
+    return kinds == 1, kinds == 255
 
 
 def copied(values: Any) -> Tensor:

@@ -32,7 +32,7 @@ from aha.cli.options import (
     numbers,
 )
 from aha.cli.outlook import expected_seconds_of_run
-from aha.cli.reporting import INTERRUPTED, answer, bench_bar, print_json, reported, say_error
+from aha.cli.reporting import INTERRUPTED, answer, bench_bar, fail, print_json, reported, say_error
 from aha.cli.texts import check_paths, check_place, check_texts, complete_method, complete_metric
 from aha.core.progress_line import duration
 from aha.errors import OutputError
@@ -249,6 +249,8 @@ def _finish(out: Path, share: tuple[int, int], *, with_report: bool, json: bool,
         return
     page = write_report(out) if with_report else None
     answer(lambda: _as_json(read, page), lambda: _as_text(read, page), json=json, quiet=quiet)
+    if not any(group.scores.rows for group in read.groups):
+        fail("nothing could be measured")
 
 
 def _as_text(read: Run, page: Path | None) -> str:

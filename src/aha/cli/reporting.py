@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -62,8 +63,16 @@ def fail(text: str) -> NoReturn:
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on stdout."""
-    typer.echo(json.dumps(value, indent=1))
+    """One JSON value on stdout; numbers that are not finite are null, since JSON knows none."""
+    typer.echo(json.dumps(_finite(value), indent=1, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(own) for name, own in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def answer(programs: Callable[[], Any], people: Callable[[], str], *, json: bool, quiet: bool) -> None:

@@ -11,7 +11,7 @@ from aha.errors import AhaError
 def read_table(path: Path, kind: type[AhaError]) -> list[dict[str, str]]:
     """The lines of a CSV file; `kind` is the error that is raised where it cannot be read."""
     try:
-        lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+        lines = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, ValueError) as error:
         raise kind(f"cannot read {path}: {error}") from None
     except csv.Error as error:

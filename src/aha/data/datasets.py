@@ -34,6 +34,7 @@ from aha.core.seeds import generator_of
 from aha.data.images import read_image
 from aha.data.labelled import Box
 from aha.data.mosaics import Mosaic
+from aha.data.targets import top_classes
 from aha.errors import AhaError, ImageError, SpecError
 from aha.models import TargetModel
 
@@ -167,7 +168,7 @@ def mda_filter(model: TargetModel, images: Sequence[BenchImage], limit: int | No
         if not inputs:
             continue
         outputs = model.outputs(torch.stack(inputs).to(model.device))  # (B, K)
-        predicted = outputs.argmax(dim=1)
+        predicted = top_classes(outputs, 1, model.num_classes)[:, 0]
         sure = model.score(outputs, predicted) >= FILTER_CONFIDENCE
         for image, found, is_sure in zip(part, predicted.tolist(), sure.tolist(), strict=True):
             if is_sure and found == image.label and counts.get(found, 0) < FILTER_PER_CLASS:

@@ -48,7 +48,10 @@ class Choices:
 
 
 def explained_classes(outputs: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
-    """One class (b,) per image: the predicted one, the label (the predicted one, if unknown), or the runner-up."""
+    """One class (b,) per image, by one output (b, K) per class.
+
+    The predicted one; the label, or the predicted one if it is unknown; or the runner-up.
+    """
     top = outputs.topk(min(2, outputs.shape[1]), dim=1).indices
     labels, kinds = labels.to(top.device), kinds.to(top.device)
     known = torch.where(labels < 0, top[:, 0], labels)

@@ -240,14 +240,14 @@ class Explainer(nn.Module):
 
     def read(self, target: TargetModel, look: Look, classes: Tensor) -> Given:
         """What the decoder takes, for the classes (B,) of the images of a look."""
-        vectors = target.class_vectors.float()[classes] if self.embedding is None else self.embedding(classes)
+        vectors = _vectors_of(target)[classes] if self.embedding is None else self.embedding(classes)
         features = [f.float() for f in look.features]
         evidence: list[Tensor] = []
         if look.trace is not None:
             score = LOG_ODDS if self.config.rivals else LOGIT
             evidence, start = class_evidence(look.trace, classes, self.config.evidence_stages, score)
         elif self.config.evidence == "forward":
-            weights = target.class_vectors.float()
+            weights = _vectors_of(target)
             towards = against_rivals(weights, classes, look.outputs) if self.config.rivals else weights[classes]
             start = forward_evidence(features[-1], unit_scaled(towards))
         else:
@@ -344,6 +344,11 @@ class Explainer(nn.Module):
             self.save_pretrained(folder)
             api.create_repo(repository, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=repository, folder_path=folder))
+
+
+def _vectors_of(target: TargetModel) -> Tensor:
+    """One vector (K, D) per class; of a single output that stands for two classes, the first has the opposite one."""
+    return target.score.per_class(target.class_vectors.float().T).T
 
 
 def forward_evidence(features: Tensor, class_vectors: Tensor) -> Tensor:

@@ -204,6 +204,10 @@ _RANGES = {
 }
 
 
+_STRIDES = (1, 2, 4, 8, 16, 32)  # of the decoder's levels, and finer ones, which are as the finest
+_MOST_STAGES = 4
+
+
 def _names(kind: type) -> set[str]:
     return {f.name for f in fields(kind)}
 
@@ -215,6 +219,12 @@ def _checked(kind: type, name: str, value: Any) -> Any:
         raise SpecError(f"classes must be chances of which one at least is not 0, not {value}")
     if name == "stages" and value == ():
         raise SpecError("stages must be at least one, not ()")
+    if name == "stages" and value is not None and len(value) > _MOST_STAGES:
+        raise SpecError(f"stages must be at most {_MOST_STAGES}, not {len(value)}")
+    if name == "stride" and value not in _STRIDES:
+        raise SpecError(f"stride must be one of {', '.join(map(str, _STRIDES))}, not {value}")
+    if name == "width" and (value < 2 or value % min(value, 8)):
+        raise SpecError(f"width must be 2 to 8 or a multiple of 8, not {value}")
     if name == "grids" and value[0] > value[1]:
         raise SpecError(f"grids must be the smallest and the largest, in this order, not {value}")
     return value

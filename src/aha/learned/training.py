@@ -145,7 +145,7 @@ def training_step(
     inputs = torch.where(choices.flips[:, None, None, None], batch.inputs.flip(-1), batch.inputs).to(target.device)
     size = (inputs.shape[-2], inputs.shape[-1])
     look = explainer.look(target, inputs)
-    classes = explained_classes(look.outputs, batch.labels, choices.kinds)
+    classes = explained_classes(target.score.per_class(look.outputs), batch.labels, choices.kinds)
     maps = explainer(explainer.read(target, look, classes), size)  # (b, H, W)
     shared = generator_for(config.seed, STEP, step)  # one grid and one set of steps for the whole batch
     regions = random_regions(size, shared, maps, config.grids)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aha.data.images import read_image
 from aha.data.samples import Sample
+from aha.data.targets import top_classes
 from aha.errors import AhaWarning, ImageError, warn
 from aha.learned.data import readable
 from aha.learned.engine import Engine, parts_of
@@ -46,7 +47,7 @@ def validation_curves(
     rows = []
     for index in parts_of(len(samples), engine.share):
         inputs = preprocessing(read_image(samples[index].read()))[0][None].to(target.device)
-        classes = target.outputs(inputs).argmax(dim=1)
+        classes = top_classes(target.outputs(inputs), 1, target.num_classes)[:, 0]
         maps = explainer.maps(target, inputs, classes)
         rows.append(hard_curves(target, inputs, classes, maps, config.references, config.validation_steps))
     return engine.gather(torch.cat(rows) if rows else torch.empty(0, 2, config.validation_steps + 1))

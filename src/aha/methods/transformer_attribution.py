@@ -76,7 +76,7 @@ class TransformerAttribution(Method):
             )
         slopes = plain.gradients(classes, *plain.attention[self.start_layer :])
         with model.rules(RULES, attention_in_parts=True):
-            trace = model.trace(images, attention=True, score=OUTPUT)
+            trace = model.trace(images, attention=True, inputs=True, score=OUTPUT)  # all that depends on them can tell
         relevances = trace.gradients(classes, *trace.attention[self.start_layer :])  # each (B, heads, T, T)
         layers = [
             (slope * relevance).relu().mean(dim=1)  # (B, T, T)

@@ -86,7 +86,10 @@ class MAS(CurveMetric):
 
 
 def cumulative_mass(case: Case, fractions: Tensor) -> Tensor:
-    """Share (S,) of the map's absolute mass in its most important pixels, at each share of pixels."""
+    """Share (S,) of the map's absolute mass in its most important pixels, at each share of pixels.
+
+    Pixels of signed maps come in the order of their values; the published code takes absolute ones for that as well.
+    """
     ordered = torch.empty(case.num_pixels, dtype=torch.float64)
     ordered[case.ranks().flatten().cpu()] = case.values.abs().flatten().double().cpu()
     total = torch.cat([torch.zeros(1, dtype=torch.float64), ordered.cumsum(0)])

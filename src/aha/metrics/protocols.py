@@ -35,6 +35,7 @@ _AREAS = ("deletion", "insertion", "ins_del")
 _CURVES = (*_AREAS, "positive", "negative", "neg_pos")
 _MDA_DELETED = "references=(zeros_normalised,)"
 _MDA_INSERTED = "references=(adaptive_blur(smallest=31, largest=101, threshold=0.01),)"
+_MDA_MONOTONE = "references=(adaptive_blur(smallest=1, largest=101, threshold=0.01),)"  # as its script has it
 _CHEFER = "references=(black,), fractions=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)"
 
 
@@ -85,12 +86,13 @@ _define(
 _define(
     "mda",
     "MDA code: rescaled, clipped, monotone curves; adaptive blur for insertion, normalised zero for deletion. Images "
-    "whose class survives every blur are left out. Its image filter is the caller's.",
+    "whose class survives every blur are left out. Signed maps are ordered by their values, which the code folds to "
+    "absolute ones first. Its image filter is the caller's.",
     f"deletion(steps=224, {_MDA_DELETED}, normalised=True)",
     f"insertion(steps=224, {_MDA_INSERTED}, normalised=True)",
     f"ins_del(steps=224, {_MDA_DELETED}, insert_into=(adaptive_blur,), normalised=True)",
     "mas(steps=224)",
-    "monotonicity(steps=224)",
+    f"monotonicity(steps=224, {_MDA_MONOTONE})",
 )
 _define(
     "chefer",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class Anatomy:
         self._gradient_refusals: dict[Shape, str] = {}
         self._cam_stages: dict[Shape, int] = {}
         self._readouts: dict[Shape, Tensor] = {}
-        self._class_vectors: Tensor | None = None
+        self._head: nn.Module | None = None
 
     def structure(self, model: RunnableModel, size: Sequence[int] | None = None) -> Structure:
         """Stages, blocks and attention for inputs of this size, (H, W) or (C, H, W); found once per size."""
@@ -132,13 +132,13 @@ class Anatomy:
 
     def class_vectors(self, model: RunnableModel) -> Tensor:
         """One vector (K, D) per output: a text's embedding, or the weights of the last linear layer that is run."""
-        if self._class_vectors is None:
-            self._class_vectors = self._find_class_vectors(model)
-        return self._class_vectors
-
-    def _find_class_vectors(self, model: RunnableModel) -> Tensor:
         if isinstance(model.module, TextClassifier):
             return model.module.class_vectors.detach()
+        if self._head is None:
+            self._head = self._find_head(model)
+        return cast("Tensor", self._head.weight).detach().flatten(1)  # now: its weights may have been replaced
+
+    def _find_head(self, model: RunnableModel) -> nn.Module:
         known = next(iter(self._structures), None) if model.preprocessing is None else None  # an input that was seen
         shape = known or model.input_shape(None)
         linear = [part for part in model.module.modules() if isinstance(part, nn.Linear | nn.Conv2d)]
@@ -158,4 +158,4 @@ class Anatomy:
             raise CapabilityError(
                 f"{model.spec}: its outputs do not come from a linear layer, so classes have no vectors"
             )
-        return weight.detach().flatten(1)
+        return last[0]

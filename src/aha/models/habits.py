@@ -17,7 +17,7 @@ from torch import nn
 
 from aha.errors import ModelError
 from aha.models.hf_preprocessing import hf_preprocessing
-from aha.models.preprocessing import Interpolation, Preprocessing
+from aha.models.preprocessing import Interpolation, Preprocessing, resized_before_cut
 from aha.models.transforms import Transformed
 
 _IMAGENET = 1000
@@ -87,7 +87,7 @@ def timm_preprocessing(module: nn.Module, size: tuple[int, int] | None) -> Prepr
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
         fit="squash" if squash else "crop",
-        resize_to=None if squash else math.floor(min(size) / config["crop_pct"]),
+        resize_to=None if squash else resized_before_cut(size, lambda side: math.floor(side / config["crop_pct"])),
         interpolation=known_interpolation(config["interpolation"]),
     )
 

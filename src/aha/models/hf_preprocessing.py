@@ -28,8 +28,9 @@ def hf_preprocessing(settings: Mapping[str, Any], config: Any, size: tuple[int, 
     mean, std = _statistics(settings, kind)
     window, resized, fit = _geometry(settings, config, kind)
     if size is not None:
-        scale = min(size) / min(window)
-        resized = round(resized * scale) if isinstance(resized, int) else tuple(round(s * scale) for s in resized)
+        pair = (resized, resized) if isinstance(resized, int) else resized
+        pair = tuple(round(long * new / old) for long, new, old in zip(pair, size, window, strict=True))
+        resized = pair[0] if isinstance(resized, int) and pair[0] == pair[1] else pair
         window = size
     return Preprocessing(
         size=window,

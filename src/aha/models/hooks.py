@@ -80,6 +80,19 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def frozen_weights(module: nn.Module) -> Iterator[None]:
+    """No weight requires gradients inside the block; those that did do so again afterwards."""
+    trained = [weight for weight in module.parameters() if weight.requires_grad]
+    try:
+        for weight in trained:
+            weight.requires_grad = False
+        yield
+    finally:
+        for weight in trained:
+            weight.requires_grad = True
+
+
+@contextmanager
 def preserved_random_state(seed: int = 0) -> Iterator[None]:
     """What draws inside starts from the seed; the global random generators are left alone."""
     with OwnNumbers(seed):

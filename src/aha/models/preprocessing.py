@@ -7,6 +7,7 @@ does what timm and torchvision do in evaluation, `Geometry` remembers where each
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -101,6 +102,12 @@ class Geometry:
         rows = _inside(self.original[0], top, bottom)
         columns = _inside(self.original[1], left, right)
         return rows[:, None] & columns[None, :]
+
+
+def resized_before_cut(size: tuple[int, int], rule: Callable[[int], int]) -> int | tuple[int, int]:
+    """`Preprocessing.resize_to` by a rule for one side; oblong inputs have one for each, or the cut would stick out."""
+    height, width = map(rule, size)
+    return height if size[0] == size[1] else (height, width)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from aha.core.interrupts import interrupts_wait
 from aha.errors import ModelError
+from aha.models.forward_only import weight_versions
 from aha.models.hooks import autograd, evaluating, hooked, preserved_random_state
+from aha.models.memory import Chunks
 from aha.models.target import TargetModel
 
 KEPT = 2  # sets of copies per model: each holds one model's worth of drawn weights
@@ -71,11 +73,11 @@ _kept: WeakKeyDictionary[TargetModel, dict[tuple[object, ...], Copies]] = WeakKe
 def kept_copies(model: TargetModel, seed: int, *, calibration: Calibration, stages: int = 0) -> Copies:
     """`randomised_copies`, made once for all images of an evaluation.
 
-    They are kept beside the model, not in it, for as long as it lives, and at most `KEPT` sets of them. Like digests,
-    they assume that the weights do not change meanwhile.
+    They are kept beside the model, not in it, for as long as it lives and its weights stay as they are, and at most
+    `KEPT` sets of them.
     """
     sets = _kept.setdefault(model, {})
-    key = (seed, stages, calibration)
+    key = (seed, stages, calibration, *weight_versions(model.module))
     if key not in sets:
         while len(sets) >= KEPT:
             del sets[next(iter(sets))]  # the oldest
@@ -215,6 +217,7 @@ def _estimate_statistics(model: TargetModel, layers: set[str], calibration: Tens
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum, norm.training = None, True  # a plain average over the batches
-        model.chunks.run(lambda part: model.module(inputs[part].clone()), len(inputs))
+        # All at once, unless memory runs out: what a norm sees of them must not hang on the batch size.
+        Chunks(len(inputs)).run(lambda part: model.module(inputs[part].clone()), len(inputs))
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum, norm.training = momentum, False

@@ -56,8 +56,8 @@ def transposed(operation: Operation, x: Tensor, relevance: Tensor) -> Tensor:
 
 
 def is_signal(x: Any, like: Any) -> bool:
-    """Is x an activation of the same shape? Scalars, parameters and what is broadcast only scale or shift."""
-    return isinstance(x, Tensor) and x.shape == like.shape and not isinstance(x, nn.Parameter)
+    """Does x depend on the image, in the same shape? Scalars, weights and what is broadcast only scale or shift."""
+    return isinstance(x, Tensor) and x.shape == like.shape and x.requires_grad
 
 
 def product(a: Any, b: Any) -> Tensor:
@@ -206,6 +206,10 @@ _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "elu": F.elu,
     "gelu": F.gelu,
     "silu": F.silu,
+    "mish": F.mish,
+    "selu": F.selu,
+    "softplus": F.softplus,
+    "prelu": F.prelu,
     "hardswish": F.hardswish,
     "sigmoid": torch.sigmoid,
     "hardsigmoid": F.hardsigmoid,

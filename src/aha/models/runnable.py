@@ -37,10 +37,13 @@ _MOST_KNOWN = 2**26  # numbers remembered while sharing: a quarter of a gigabyte
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module behind compiled and data-parallel wrappers, which hide the parts whose outputs we read."""
-    inner: nn.Module = getattr(module, "_orig_mod", module)
-    while isinstance(inner, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        inner = inner.module
-    return inner
+    while True:
+        inner: nn.Module = getattr(module, "_orig_mod", module)
+        if isinstance(inner, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = inner.module
+        if inner is module:
+            return module
+        module = inner
 
 
 def _checked_names(names: Iterable[str]) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from aha.models.habits import (
     timm_preprocessing,
 )
 from aha.models.hf_preprocessing import hf_preprocessing
-from aha.models.preprocessing import Preprocessing
+from aha.models.preprocessing import Preprocessing, resized_before_cut
 from aha.models.runnable import RunnableModel
 from aha.models.texts import Texts, with_texts
 from aha.models.weights import TORCH, load_weights, read_weights, without_prefix
@@ -163,12 +163,13 @@ def load_torchvision(name: str, request: Request) -> Loaded:
     if weights is not None:
         load_weights(module, weights, str(request.weights))
     preset = default.transforms()
-    resize = preset.resize_size[0]
+    resize, crop = preset.resize_size[0], preset.crop_size[0]
+    size = request.size or (crop, crop)
     preprocessing = Preprocessing(
-        size=request.size or (preset.crop_size[0], preset.crop_size[0]),
+        size=size,
         mean=tuple(preset.mean),
         std=tuple(preset.std),
-        resize_to=resize if request.size is None else round(min(request.size) * resize / preset.crop_size[0]),
+        resize_to=resized_before_cut(size, lambda side: round(side * resize / crop)),
         interpolation=known_interpolation(preset.interpolation.value),
     )
     names = default.meta["categories"] if options.get("num_classes", 1000) == 1000 else None
@@ -336,7 +337,8 @@ def load_demo(name: str, request: Request) -> Loaded:
         load_weights(module, read_weights(request.weights), str(request.weights))
     size = request.size or (224, 224)
     half = (0.5, 0.5, 0.5)
-    preprocessing = Preprocessing(size, half, half, resize_to=math.floor(min(size) / 0.875), interpolation="bicubic")
+    resize_to = resized_before_cut(size, lambda side: math.floor(side / 0.875))
+    preprocessing = Preprocessing(size, half, half, resize_to=resize_to, interpolation="bicubic")
     return Loaded(module, preprocessing, imagenet_names())
 
 

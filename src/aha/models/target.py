@@ -23,6 +23,7 @@ from aha.models.attention import AttentionTap
 from aha.models.blocks import BlockLimits, BlockStates, Step
 from aha.models.hooks import (
     first_tensor,
+    frozen_weights,
     hooked,
     swapped_forward,
     with_first_tensor,
@@ -241,6 +242,7 @@ class TargetModel(RunnableModel):
         """Replaces elementary operations ("relu", "gelu", ...) by rules with the same arguments.
 
         With `attention_in_parts`, fused attention is computed as its products and softmax, which rules then reach.
+        Weights are frozen meanwhile, so that what requires gradients is what depends on the image.
         """
         with ExitStack() as stack:
             stack.enter_context(interrupts_wait())
@@ -248,6 +250,7 @@ class TargetModel(RunnableModel):
             stack.enter_context(self._remembering(None if self._known_outputs is None else {}))
             stack.enter_context(self._changed())
             stack.enter_context(self._holding(None))
+            stack.enter_context(frozen_weights(self.module))
             stack.enter_context(RuleMode(rules))
             if attention_in_parts:
                 stack.enter_context(AttentionTap(lambda weights: weights))

@@ -50,11 +50,13 @@ def plot_curves(scores: Scores) -> Figure:
 
 
 def _draw_curves(axis: object, rows: Sequence[CurveRow]) -> None:
-    by_method: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
+    by_method: dict[str, dict[str, list[NDArray[np.float64]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        by_method[row.method].append(np.interp(_GRID, row.fractions, row.scores))
-    for number, (method, curves) in enumerate(by_method.items()):
-        mean, error = np.mean(curves, axis=0), np.std(curves, axis=0) / np.sqrt(len(curves))
+        by_method[row.method][row.image].append(np.interp(_GRID, row.fractions, row.scores))
+    for number, (method, of_images) in enumerate(by_method.items()):
+        curves = [np.mean(own, axis=0) for own in of_images.values()]  # classes of an image are no images of their own
+        mean = np.mean(curves, axis=0)
+        error = np.std(curves, axis=0, ddof=1) / np.sqrt(len(curves)) if len(curves) > 1 else np.zeros_like(mean)
         dashes = "-" if number < _COLOURS else "--"  # colours come again then
         (line,) = axis.plot(  # type: ignore[attr-defined]
             _GRID, mean, dashes, color=f"C{number % _COLOURS}", label=f"{method} (n={len(curves)})"

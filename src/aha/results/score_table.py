@@ -114,12 +114,10 @@ class Scores:
 
     def summary(self) -> list[SummaryRow]:
         """Mean, standard error, 95 % interval and n for every method, metric, protocol and reference."""
-        groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
-        for row in self.rows:
-            groups[row.method, row.metric, row.protocol, row.reference].append(row.value)
-        for row in self.headroom():
-            groups[row.method, row.metric, row.protocol, row.reference].append(row.value)
-        return [summarise(*key, values) for key, values in groups.items()] + self._dataset_figures()
+        groups: dict[tuple[str, str, str, str], list[tuple[str, float]]] = defaultdict(list)
+        for row in (*self.rows, *self.headroom()):
+            groups[row.method, row.metric, row.protocol, row.reference].append((row.image, row.value))
+        return [summarise(*key, by_image(values)) for key, values in groups.items()] + self._dataset_figures()
 
     def headroom(self) -> list[Row]:
         """How much of what is possible each map reaches, where `search` and `random_map` were scored as well.
@@ -254,6 +252,14 @@ def rows_of(
 
 def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def by_image(values: Iterable[tuple[str, float]]) -> list[float]:
+    """Each image's mean over its classes: they have the picture in common, so that only images count as independent."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for image, value in values:
+        found[image].append(value)
+    return [own[0] if len(own) == 1 else math.fsum(own) / len(own) for own in found.values()]
 
 
 def summarise(method: str, metric: str, protocol: str, reference: str, values: Sequence[float]) -> SummaryRow:

@@ -13,7 +13,8 @@ from collections import Counter
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 SECONDS_TO_WAIT = 10.0
-SECONDS_TO_TAKE = 60.0  # until a client that does not read its answer is given up
+SECONDS_TO_TAKE = 60.0  # after which a client must have read some of its answer, or is given up
+LEAST_BYTES_A_SECOND = 32 * 1024
 MOST_WAITING = 128
 
 
@@ -51,7 +52,7 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than it is answered."""
         super().pause_writing()
-        self._end_of_taking = self.loop.call_later(SECONDS_TO_TAKE, self.give_up)
+        self._watch_taking()
 
     def resume_writing(self) -> None:
         """It has caught up."""
@@ -59,6 +60,18 @@ class Connection(H11Protocol):
         if self._end_of_taking is not None:
             self._end_of_taking.cancel()
             self._end_of_taking = None
+
+    def _watch_taking(self) -> None:
+        """Looks again in a while: who takes next to nothing is given up, who only has a slow line is not."""
+        left = self.transport.get_write_buffer_size()
+
+        def look() -> None:
+            if left - self.transport.get_write_buffer_size() < LEAST_BYTES_A_SECOND * SECONDS_TO_TAKE:
+                self.give_up()
+            else:
+                self._watch_taking()
+
+        self._end_of_taking = self.loop.call_later(SECONDS_TO_TAKE, look)
 
     def give_up(self) -> None:
         """Ends the connection at once, whatever is still to be sent."""

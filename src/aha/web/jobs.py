@@ -40,6 +40,7 @@ class Job:
         kind: what it makes, for people.
         lane: name of the worker that does it.
         owners: visitors who asked for it; it is cancelled when all of them have left.
+        priority: jobs with a smaller one come first.
         done: share that is finished, where it is known.
         count_images: how many images went through the model so far.
         parts: what it has found so far, where that can be shown before the rest.
@@ -60,6 +61,7 @@ class Job:
     started: float | None = None
     finished: float | None = None
     deadline: float = float("inf")
+    priority: float = 1
 
     @property
     def is_over(self) -> bool:
@@ -133,7 +135,7 @@ class Jobs:
                 known.owners.add(owner)
                 return known
             self._refuse_too_many(owner)
-            job = Job(key, kind, lane, work, {owner})
+            job = Job(key, kind, lane, work, {owner}, priority=priority)
             self._jobs[key] = job
             self._jobs.move_to_end(key)
             if lane not in self._queues:
@@ -141,9 +143,8 @@ class Jobs:
                 worker = threading.Thread(target=self._serve, args=(lane,), name=f"aha {lane}", daemon=True)
                 self._workers.append(worker)
                 worker.start()
-            heapq.heappush(self._queues[lane], (priority, next(self._numbers), job))
+            self._queue(job)
             self._forget_old()
-            self._changed.notify_all()
             return job
 
     def get(self, key: str) -> Job | None:
@@ -230,7 +231,15 @@ class Jobs:
             error = f"{job.kind} failed unexpectedly ({type(problem).__name__})"
             self._report(f"{error}: {' '.join(str(problem).split())[:300]}")
         with self._changed:
-            self._finish(job, status, error)
+            if status == "cancelled" and job.owners:  # somebody asked for it while it came to its end
+                job.status, job.started, job.done, job.parts = "waiting", None, None, []
+                self._queue(job)
+            else:
+                self._finish(job, status, error)
+
+    def _queue(self, job: Job) -> None:
+        heapq.heappush(self._queues[job.lane], (job.priority, next(self._numbers), job))
+        self._changed.notify_all()
 
     def _finish(self, job: Job, status: Status, error: str = "") -> None:
         job.status, job.error, job.finished = status, error, time.monotonic()

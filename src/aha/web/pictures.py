@@ -122,7 +122,8 @@ class Pictures:
     def batch(self, key: str, model: TargetModel) -> Batch:
         """The picture as a batch of one for a model. It holds the whole picture: for jobs, of which few run at once."""
         inputs, geometry = self.prepared(key, model)
-        return Batch(inputs, [Subject(self.record(key)["name"], self.image(key), geometry)])
+        drawn_on = model.stated_preprocessing().drawn_on(self.image(key), inputs[0])
+        return Batch(inputs, [Subject(self.record(key)["name"], drawn_on, geometry)])
 
     # In the reader's thread
 
@@ -138,6 +139,7 @@ class Pictures:
         return self._decoded[key]
 
     def _keep(self, key: str, image: Image.Image) -> None:
+        image.info.clear()  # comments and profiles of the file, which Pillow would write into others
         self._decoded[key] = image
         while len(self._decoded) > 1 and sum(i.width * i.height for i in self._decoded.values()) > _KEPT_PIXELS:
             self._decoded.popitem(last=False)
@@ -174,7 +176,9 @@ def thumbnail(image: Image.Image, side: int = _THUMBNAIL) -> bytes:
     """A JPEG with at most so many pixels on the longer side."""
     scale = min(1.0, side / max(image.size))
     size = [max(1, round(length * scale)) for length in image.size]
-    return _encoded(image.resize((size[0], size[1]), Image.Resampling.LANCZOS), "JPEG", quality=88)
+    small = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
+    small.info.clear()
+    return _encoded(small, "JPEG", quality=88)
 
 
 def as_png(pixels: Tensor) -> bytes:

@@ -60,7 +60,10 @@ class Store:
         """Writes a record, its files first; readers see all of it or nothing."""
         path = self._path(kind, key, "json")
         sums = {suffix: checksum(content) for suffix, content in (files or {}).items()}
-        text = json.dumps({"sum": _sum(record, sums), "files": sums, "record": record}).encode()
+        try:
+            text = json.dumps({"sum": _sum(record, sums), "files": sums, "record": record}, allow_nan=False).encode()
+        except ValueError:
+            raise AhaError("the model's score is not a finite number here") from None
         with self._lock, writing(self.folder):
             path.parent.mkdir(parents=True, exist_ok=True)
             for suffix, content in (files or {}).items():

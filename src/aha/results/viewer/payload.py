@@ -130,10 +130,12 @@ def _picture(subject: Subject) -> PictureRecord:
 
 
 def _model_view(subject: Subject) -> Image.Image:
-    top, left, bottom, right = (round(edge) for edge in subject.geometry.box)
-    height, width = subject.geometry.model
-    cut = subject.image.convert("RGB").crop((left, top, right, bottom))
-    return cut.resize((width, height), Image.Resampling.LANCZOS)
+    top, left, bottom, right = subject.geometry.box
+    (height, width), picture = subject.geometry.model, subject.image.convert("RGB")
+    if min(top, left) < 0 or bottom > picture.height or right > picture.width:  # padded: only whole pixels can be added
+        x0, y0, x1, y1 = (round(edge) for edge in (left, top, right, bottom))
+        picture, (left, top, right, bottom) = picture.crop((x0, y0, x1, y1)), (0, 0, x1 - x0, y1 - y0)
+    return picture.resize((width, height), Image.Resampling.LANCZOS, box=(left, top, right, bottom))
 
 
 def _as_image(pixels: Tensor) -> Image.Image:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aha.data.targets import top_classes
 from aha.errors import SpecError, TargetError
 from aha.metrics import Case
 from aha.web.jobs import Job
@@ -45,7 +46,7 @@ def ask_change(bench: Workbench, owner: str, contrast: str, first: int, second: 
         curve = protocol.curve(case, "delete", chosen)
         pair = torch.tensor([first, second], device=target.device)
         scores = torch.stack([target.score(curve.outputs, one.expand(len(curve.outputs))) for one in pair])  # (2, S)
-        best = curve.outputs.argmax(dim=1)
+        best = top_classes(curve.outputs, 1, target.num_classes)[:, 0]
         place = _overtaken(scores)
         found: ChangeResult = {
             "kind": "change",

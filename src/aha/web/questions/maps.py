@@ -9,7 +9,7 @@ from torch import Tensor
 from aha.api import explain
 from aha.errors import AhaError, SpecError
 from aha.methods import Method
-from aha.web.jobs import Job
+from aha.web.jobs import Busy, Job
 from aha.web.payloads import MapResult, MethodRefusal, MethodState, SeveralMaps, State
 from aha.web.records import SEED, map_record, packed
 from aha.web.served import Served
@@ -54,6 +54,8 @@ def ask_maps(
     for text in sorted(costs, key=costs.__getitem__):  # the worker takes the first of them at once
         try:
             answers[text] = {"method": text, **ask_map(bench, owner, picture, model, text, target)}
+        except Busy:
+            raise  # nothing is wrong with the method
         except AhaError as error:
             answers[text] = _refusal(text, error)
     return {"status": "done", "answers": [answers[text] for text in methods]}

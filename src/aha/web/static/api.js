@@ -47,30 +47,39 @@ export function bytes(path) {
   return found;
 }
 
-const underWay = new Set(); // keys of jobs that this page waits for
+const underWay = new Map(); // key of a job -> how many on this page wait for it
 const cancel = (key) => call(`/api/jobs/${key}`, { method: "DELETE", keepalive: true }).catch(() => {});
-addEventListener("pagehide", () => underWay.forEach(cancel)); // nobody is left who would look at them
+addEventListener("pagehide", () => [...underWay.keys()].forEach(cancel)); // nobody is left who would look at them
 
 /** The result of a question with its key. `onState` hears of progress; aborting the signal cancels the job. */
-export const ask = async (path, question, options) => follow(await post(path, question), options);
+export const ask = async (path, question, options) => {
+  const again = () => post(path, question);
+  return follow(await again(), { ...options, again });
+};
 
-/** The result of a question that was asked already, from the state that the server answered with. */
-export async function follow(asked, { onState = () => {}, signal } = {}) {
+/**
+ * The result of a question that was asked already, from the state that the server answered with. `again` asks once more:
+ * a wish of this page that was taken back late may have cancelled what is waited for here.
+ */
+export async function follow(asked, { onState = () => {}, signal, again = null } = {}) {
   let state = asked;
   const { key } = state;
-  underWay.add(key);
+  underWay.set(key, (underWay.get(key) ?? 0) + 1);
   try {
     for (let turn = 0; state.status === "waiting" || state.status === "running"; turn++) {
       if (signal?.aborted) {
-        await cancel(key);
+        if (underWay.get(key) === 1) await cancel(key); // others on this page may want it still
         throw new Stopped();
       }
       onState(state);
       await new Promise((resolve) => setTimeout(resolve, POLL[Math.min(turn, POLL.length - 1)]));
       state = await get(`/api/jobs/${key}`);
+      if (state.status === "cancelled" && again && !signal?.aborted) state = await again();
     }
   } finally {
-    underWay.delete(key);
+    const others = underWay.get(key) - 1;
+    if (others) underWay.set(key, others);
+    else underWay.delete(key);
   }
   if (signal?.aborted || state.status === "cancelled") throw new Stopped();
   if (state.status !== "done") throw new Error(state.error || "it failed");

@@ -8,7 +8,7 @@ const SHOWN = 3;
 
 export function clear() { $("beside").hidden = true; }
 
-/** The place of the second model: its class of the same name, or its best one if it has none. */
+/** The place of the second model: its class of the same name, or its best one if it has none; `told` says on the page which. */
 export async function placeOf(label) {
   const { other: model, picture } = state;
   const [said, named] = await Promise.all([
@@ -18,7 +18,9 @@ export async function placeOf(label) {
   const same = named.classes.find((one) => one.label === label), chosen = same ?? said.classes[0];
   const rows = said.classes.slice(0, SHOWN).map((one) => make("li", {}, make("span", {}, one.label), make("span", {}, show(one.score, 3))));
   const note = same ? `Explained for ${label}, too.` : `It has no class “${label}”; explained for ${chosen.label}.`;
-  $("beside").replaceChildren(make("h2", {}, `What ${model} says`), make("ol", { class: "plain" }, ...rows), make("p", { class: "hint" }, note));
-  $("beside").hidden = false;
-  return { model, target: chosen.index, label: chosen.label };
+  const told = () => {
+    $("beside").replaceChildren(make("h2", {}, `What ${model} says`), make("ol", { class: "plain" }, ...rows), make("p", { class: "hint" }, note));
+    $("beside").hidden = false;
+  };
+  return { place: { model, target: chosen.index, label: chosen.label }, told };
 }

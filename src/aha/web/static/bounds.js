@@ -21,9 +21,9 @@ export class Bound {
   async find() {
     const { model, target } = this.place, { signal } = this.controller;
     try {
-      const [answer] = await askMaps({ picture: state.picture, model, methods: [this.method], target });
+      const question = { picture: state.picture, model, methods: [this.method], target }, [answer] = await askMaps(question);
       if (answer.error) return answer.error;
-      this.map = await followMap(answer, { signal, onState: this.onState });
+      this.map = await followMap(answer, question, { signal, onState: this.onState });
       this.onFound();
       await this.refer(state.reference);
       return "";

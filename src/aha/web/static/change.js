@@ -1,7 +1,7 @@
 // What would have to change: the pixels that speak for the predicted class go, and both classes are watched.
 
 import { ask, Stopped } from "./api.js";
-import { make, progressRow, show } from "./dom.js";
+import { make, show, showProgress } from "./dom.js";
 import { View } from "./lens.js";
 import { heightAt, paintPerturbed } from "./pixels.js";
 import { Plot } from "./plot.js";
@@ -43,7 +43,7 @@ export class Change {
     const { signal } = this.controller;
     this.element.hidden = false;
     this.result.hidden = true;
-    const onState = (job) => this.status.replaceChildren(progressRow(job, () => this.controller.abort()));
+    const onState = (job) => showProgress(this.status, job, () => { this.controller.abort(); this.status.textContent = "Cancelled."; });
     try {
       const record = await ask("/api/changes", { contrast, first, second, reference: AGAINST }, { onState, signal });
       const [numbers, scene] = await Promise.all([withNumbers(record), sceneOf(state.picture, state.model)]);

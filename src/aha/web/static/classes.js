@@ -15,6 +15,8 @@ export function drawClasses() {
   const rows = [...session.classes, ...others.map((index) => ({ index, label: labelOf(index), score: null }))];
   const most = session.model.is_probability ? 1 : Math.max(...session.classes.map((one) => Math.abs(one.score)), 1e-9);
   $("classes-box").hidden = false;
+  const held = document.activeElement?.closest("#classes li"); // its control keeps the focus
+  const [place, control] = [held?.dataset.index, [".pick", ".why", "input"].find((kind) => document.activeElement.matches(kind))];
   $("classes").replaceChildren(...rows.map((one) => {
     const bar = make("i");
     bar.style.width = `${one.score === null ? 0 : Math.max(0, (100 * one.score) / most)}%`;
@@ -29,8 +31,9 @@ export function drawClasses() {
     const rival = make("label", { class: "rival", title: "compare in the contrast view" }, box);
     const isPredicted = one.index === session.classes[0].index;
     const ask = isPredicted ? [] : [make("button", { type: "button", class: "why", title: `Why ${session.classes[0].label}, and not ${one.label}?`, on: { click: () => whyNot(one.index) } }, "Why not?")];
-    return make("li", {}, pick, ...ask, rival);
+    return make("li", { data: { index: one.index } }, pick, ...ask, rival);
   }));
+  if (held) $("classes").querySelector(`li[data-index="${place}"] ${control}`)?.focus();
 }
 
 /** What the model says against what was expected, side by side. */
@@ -43,19 +46,26 @@ function whyNot(index) {
 
 export function pickClass(index) {
   state.target = index;
+  if (!session.classes.length) return; // the model is still looking; then it is taken up
   drawClasses();
   classChanged();
 }
 
+let changes = 0;
 export async function classChanged() {
   remember();
   for (const view of [refine, paint]) view.reset();
   openTab();
-  const turn = session.generation;
+  const turn = ++changes, generation = session.generation, isCurrent = () => turn === changes && generation === session.generation;
   try {
     const label = labelOf(state.target), places = [{ model: state.model, target: state.target, label }];
-    if (state.other) places.push(await beside.placeOf(label));
-    if (turn === session.generation && places[0].target === state.target) await compare.reload(places);
+    if (state.other) {
+      const other = await beside.placeOf(label);
+      if (!isCurrent()) return;
+      other.told();
+      places.push(other.place);
+    }
+    await compare.reload(places);
   } catch (error) { if (!(error instanceof Stopped)) say(error.message); }
 }
 
@@ -67,7 +77,7 @@ export async function searchClass(isFinal) {
     const { classes: hits, near } = await get(`/api/classes?${new URLSearchParams({ model: state.model, search })}`);
     $("class-hints").replaceChildren(...hits.map((one) => make("option", { value: one.label })));
     const exact = hits.find((one) => one.label.toLowerCase() === search.toLowerCase()) ?? (hits.length === 1 && /^\d+$/.test(search) ? hits[0] : null);
-    if (exact) {
+    if (exact && isFinal) {
       session.named.set(exact.index, exact.label);
       $("class-search").value = "";
       say("");

@@ -2,7 +2,7 @@
 
 import { Stopped } from "./api.js";
 import { SEARCH, Bound, RANDOM } from "./bounds.js";
-import { $, make, progressRow, say } from "./dom.js";
+import { $, make, say, showProgress } from "./dom.js";
 import { askMaps, lens, sceneOf } from "./scene.js";
 import { Scrubber } from "./scrubber.js";
 import { MOST_METHODS, remember, state } from "./state.js";
@@ -49,7 +49,12 @@ export async function reload(wanted) {
   places = wanted.map((place, i) => ({ ...place, scene: scenes[i], isOther: i > 0, side: wanted.length > 1 ? place.model : "" }));
   for (const tile of tiles) tile.close();
   tiles = [];
-  await Promise.all(places.map((place) => ask(place, state.methods, turn)));
+  try {
+    await Promise.all(places.map((place) => ask(place, state.methods, turn)));
+  } catch (error) {
+    if (turn === generation) arrange(); // without the tiles that are closed
+    throw error;
+  }
   if (turn === generation && !tiles.some((tile) => tile.method === RANDOM.method)) bounds.push(new Bound(RANDOM, places[0], changed));
 }
 
@@ -59,7 +64,7 @@ async function lookForBest() {
   if (!bounds.some((bound) => bound.kind === RANDOM.kind)) bounds.push(new Bound(RANDOM, places[0], changed)); // the floor of the band
   const tell = (...told) => $("best-status").replaceChildren(...told);
   const found = new Bound(SEARCH, places[0], changed, {
-    onState: (job) => tell(progressRow(job, () => found.stop())), onFound: () => tell("An order is found; its curves are measured …"),
+    onState: (job) => showProgress($("best-status"), job, () => found.stop()), onFound: () => tell("An order is found; its curves are measured …"),
   });
   bounds.push(found);
   const problem = await found.ready;
@@ -70,7 +75,7 @@ async function lookForBest() {
 
 /** Tiles for the methods that the server takes on; a refused one leaves nothing but a line. */
 async function ask(place, methods, turn) {
-  const answers = await askMaps({ picture: state.picture, model: place.model, methods, target: place.target });
+  const answers = methods.length ? await askMaps({ picture: state.picture, model: place.model, methods, target: place.target }) : [];
   if (turn !== generation) return false;
   const refused = answers.filter((answer) => answer.error);
   if (refused.length) say(refused.map((one) => (one.error.includes(one.method) ? one.error : `${one.method}: ${one.error}`)).join(" "), { calm: refused.length < answers.length });

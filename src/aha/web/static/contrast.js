@@ -1,7 +1,7 @@
 // Why this class rather than that one: how the classes share the picture.
 
 import { ask, bytes, Stopped } from "./api.js";
-import { $, make, progressRow, say, short, show } from "./dom.js";
+import { $, make, say, short, show, showProgress } from "./dom.js";
 import { Change } from "./change.js";
 import { pixelAt, View } from "./lens.js";
 import { floats, paintMap, paintWinners } from "./pixels.js";
@@ -70,7 +70,7 @@ async function compute() {
   if (classes.length < 2) return;
   parts.classes.textContent = classes.map(labelOf).join(" against ");
   name(classes.map(labelOf));
-  const onState = (job) => parts.status.replaceChildren(progressRow(job, () => { controller.abort(); parts.status.textContent = "Cancelled."; }));
+  const onState = (job) => showProgress(parts.status, job, () => { controller.abort(); parts.status.textContent = "Cancelled."; });
   try {
     const question = { picture: state.picture, model: state.model, method: state.rule, classes };
     const record = await ask("/api/contrasts", question, { onState, signal: controller.signal });

@@ -11,13 +11,16 @@ import * as runs from "./runs.js";
 import { lens, steps } from "./scene.js";
 import { session } from "./session.js";
 import { restore, state, TABS } from "./state.js";
-import { download, share, showCode } from "./taking_away.js";
+import { copyDialog, download, share, showCode } from "./taking_away.js";
 import { chooseModel, openTab, selectTab } from "./views.js";
 
 const MOST_IN_GALLERY = 12;
 
 function wire() {
-  for (const id of ["file", "folder"]) $(id).addEventListener("change", () => { take($(id).files); });
+  for (const id of ["file", "folder"]) $(id).addEventListener("change", () => {
+    take($(id).files);
+    $(id).value = ""; // so that the same file can be chosen again
+  });
   document.addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("dropping"); });
   document.addEventListener("dragleave", (event) => event.relatedTarget || document.body.classList.remove("dropping"));
   document.addEventListener("drop", (event) => {
@@ -27,7 +30,8 @@ function wire() {
   });
   document.addEventListener("paste", (event) => { if (event.clipboardData.files.length) take(event.clipboardData.files); });
   document.addEventListener("keydown", onKey);
-  $("class-search").addEventListener("input", () => searchClass(false));
+  // An entry of the list is all there is to say; a text that is being typed may be the beginning of another one.
+  $("class-search").addEventListener("input", (event) => searchClass(!(event instanceof InputEvent) || event.inputType === "insertReplacementText"));
   $("class-search").addEventListener("change", () => searchClass(true));
   $("model").addEventListener("change", () => {
     chooseModel($("model").value);
@@ -41,7 +45,11 @@ function wire() {
     if (state.picture && state.target !== null) classChanged();
   });
   $("download").addEventListener("click", download);
-  $("download").addEventListener("keydown", (event) => { if (event.key === "Enter" && !$("download").href) $("download").click(); });
+  $("download").addEventListener("keydown", (event) => {
+    if (event.key !== " " && (event.key !== "Enter" || $("download").href)) return; // a link with an address takes Enter itself
+    event.preventDefault();
+    $("download").click();
+  });
   for (const tab of TABS) {
     $(`tab-${tab}`).addEventListener("click", () => { selectTab(tab); openTab(); });
     $(`tab-${tab}`).addEventListener("keydown", (event) => {
@@ -56,7 +64,7 @@ function wire() {
   $("share").addEventListener("click", share);
   $("code").addEventListener("click", showCode);
   $("help").addEventListener("click", showKeys);
-  $("dialog-copy").addEventListener("click", () => navigator.clipboard?.writeText($("dialog-text").textContent).catch((error) => say(error.message)));
+  $("dialog-copy").addEventListener("click", copyDialog);
   window.addEventListener("hashchange", async () => { if (await readLink()) location.reload(); });
 }
 

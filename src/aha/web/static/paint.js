@@ -4,6 +4,7 @@ import { ask, Stopped } from "./api.js";
 import { $, make, say, show } from "./dom.js";
 import { View } from "./lens.js";
 import { lens, sceneOf } from "./scene.js";
+import { session } from "./session.js";
 import { state } from "./state.js";
 
 const FINEST = 256, MOST_UNDO = 40;
@@ -110,9 +111,8 @@ async function begin() {
     if (turn !== generation || !blank) return;
     const { width, height } = found.picture, cells = { rows: Math.min(height, FINEST), columns: Math.min(width, FINEST) };
     scene = { ...found, blank, out: new ImageData(width, height) };
-    if (!mask || grid.rows !== cells.rows || grid.columns !== cells.columns) mask = new Uint8Array(cells.rows * cells.columns);
+    if (!mask || grid.rows !== cells.rows || grid.columns !== cells.columns) [mask, before] = [new Uint8Array(cells.rows * cells.columns), null];
     grid = cells;
-    before = null;
     changed();
   } catch (error) { if (turn === generation) say(error.message); }
 }
@@ -168,9 +168,10 @@ function report(found) {
     ...(first && found.share ? [` (${precise(first.score)} with all of it)`] : []));
   const isSame = found.best === (before?.best ?? found.best);
   parts.note.textContent = isSame ? "" : `The model now says ${found.classes.find((one) => one.index === found.best).label}, not ${labelOf(before.best)}.`;
+  const most = session.model.is_probability ? 1 : Math.max(...found.classes.map((one) => Math.abs(one.score)), 1e-9);
   parts.classes.replaceChildren(...[...found.classes].sort((a, b) => b.score - a.score).slice(0, 6).map((one) => {
     const bar = make("i");
-    bar.style.width = `${Math.max(0, Math.min(100, 100 * one.score))}%`;
+    bar.style.width = `${Math.max(0, (100 * one.score) / most)}%`;
     return make("li", {}, make("div", { class: "pick", "aria-current": String(one.index === state.target) }, bar, make("span", {}, one.label), make("span", {}, show(one.score, 3))));
   }));
 }

@@ -1,7 +1,7 @@
 // AHA's refinement: the map after 0 to 5 gradient steps, each shown as it comes, and what each step is worth.
 
 import { ask, get, Stopped } from "./api.js";
-import { $, make, progressRow, say, show } from "./dom.js";
+import { $, make, say, show, showProgress } from "./dom.js";
 import { View } from "./lens.js";
 import { colourMapOf } from "./face.js";
 import { isSigned, paintMap } from "./pixels.js";
@@ -60,7 +60,7 @@ async function compute() {
   const { signal } = controller;
   const cancel = () => { controller.abort(); parts.status.textContent = "Cancelled."; };
   const onState = (job) => {
-    parts.status.replaceChildren(progressRow(job, cancel), running(job));
+    showProgress(parts.status, job, cancel, running(job));
     take(job.parts ?? [], turn);
   };
   try {

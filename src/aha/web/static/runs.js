@@ -22,9 +22,12 @@ export async function open() {
   await load(0);
 }
 
+let loads = 0, lists = 0; // what was asked before the last one is not shown any more
 async function load(number) {
+  const turn = ++loads;
   try {
     const run = await get(`/api/runs/${number}`);
+    if (turn !== loads) return;
     const columns = run.columns;
     const head = columns.map((column) => make("th", {}, column.title));
     const isOf = (row, column) => ["metric", "reference", "protocol"].every((name) => row[name] === column[name]);
@@ -51,9 +54,11 @@ async function load(number) {
 const select = (id, names) => make("select", { id }, ...names.map((name) => make("option", { value: name }, name)));
 
 async function listImages(number, method, column, place) {
+  const turn = ++lists;
   try {
     const { metric, reference, protocol } = column;
     const { images } = await get(`/api/runs/${number}/images?${new URLSearchParams({ method, metric, reference, protocol })}`);
+    if (turn !== lists) return;
     const rows = images.map((one) => make("tr", { class: one.outlier ? "outlier" : "" },
       make("td", {}, make("button", { type: "button", on: { click: () => jump(number, one, method) } }, one.title)),
       make("td", {}, show(one.value, 3)), make("td", {}, one.label || `class ${one.target}`)));

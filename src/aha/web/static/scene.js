@@ -41,7 +41,9 @@ export async function withNumbers(record) {
 
 /** Several methods' maps at once: the server does cheap ones first. One answer per method, a state or an error. */
 export const askMaps = async (question) => (await post("/api/maps/several", question)).answers;
-export const followMap = async (state, options) => withNumbers(await follow(state, options));
+/** The map of a state that the server answered `question` with, which names one method. */
+export const followMap = async (state, question, options) =>
+  withNumbers(await follow(state, { ...options, again: async () => (await askMaps(question))[0] }));
 
 export const steps = { coarse: 5, fine: 20 }; // of curves; the server says
 export const STANDARD = ["black", "mean", "blur"];

@@ -13,14 +13,23 @@ export async function share() {
     const { key } = await post("/api/sessions", { pictures: session.pictures.map((one) => one.key), view: state });
     const link = `${location.origin}/#s=${key}`;
     setLink(link);
-    await navigator.clipboard?.writeText(link).then(() => say("The link is in the clipboard.", { calm: true }), () => say(link, { calm: true }));
+    if (!navigator.clipboard) return say(link); // pages that come by plain HTTP from another host have none
+    await navigator.clipboard.writeText(link).then(() => say("The link is in the clipboard.", { calm: true }), () => say(link, { calm: true }));
   } catch (error) { say(error.message); }
+  return undefined;
 }
 
 export function openDialog(title, content) {
   $("dialog-title").textContent = title;
   $("dialog-text").textContent = content;
   $("dialog").showModal();
+}
+
+/** Into the clipboard; where there is none, or it is refused, the text is marked for the keyboard. */
+export async function copyDialog() {
+  try {
+    await navigator.clipboard.writeText($("dialog-text").textContent);
+  } catch { getSelection().selectAllChildren($("dialog-text")); }
 }
 
 /** A download waits for maps that are still under way, and says which. */

@@ -1,7 +1,7 @@
 // A method's map for a model: asked for, drawn, measured coarsely and then finely, and given up when nobody looks.
 
 import { Stopped } from "./api.js";
-import { make, progressRow, show } from "./dom.js";
+import { make, show, showProgress } from "./dom.js";
 import { Face } from "./face.js";
 import { askCurves, askMaps, colourTable, followMap, lens, STANDARD, steps } from "./scene.js";
 import { state } from "./state.js";
@@ -23,6 +23,7 @@ export class Tile {
   get isOther() { return this.place.isOther; }
   get label() { return this.place.label; }
   get picture() { return this.place.scene?.picture; }
+  get question() { return { picture: state.picture, model: this.place.model, methods: [this.method], target: this.place.target }; }
   referenceView(name) { return this.place.scene.reference(name); }
 
   /** Forgets what belongs to another picture, model or class. */
@@ -40,7 +41,7 @@ export class Tile {
   load(answer) {
     this.controller = new AbortController();
     const { signal } = this.controller;
-    this.options = { signal, onState: (job) => this.face.status.replaceChildren(progressRow(job, () => this.cancel())) };
+    this.options = { signal, onState: (job) => showProgress(this.face.status, job, () => this.cancel()) };
     this.drawn = this.draw(answer, signal);
     this.drawn.then((isThere) => isThere && this.measureAll());
     return this.drawn;
@@ -48,7 +49,7 @@ export class Tile {
 
   async draw(answer, signal) {
     try {
-      const map = await followMap(answer, this.options);
+      const map = await followMap(answer, this.question, this.options);
       if (signal.aborted) return false;
       this.map = map;
       await this.paint();
@@ -126,7 +127,7 @@ export class Tile {
   async again() {
     this.blank();
     try {
-      const [answer] = await askMaps({ picture: state.picture, model: this.place.model, methods: [this.method], target: this.place.target });
+      const [answer] = await askMaps(this.question);
       if (answer.error) throw new Error(answer.error);
       await this.load(answer);
     } catch (error) { this.tellFailure(error); }

@@ -40,12 +40,24 @@ export const show = (value, digits = 2) => {
 };
 export const short = (value) => (value === 0 ? "0" : Math.abs(value) >= 0.01 && Math.abs(value) < 1000 ? value.toPrecision(3) : value.toExponential(1));
 
-/** A bar with its job's progress and a button that cancels it. */
-export function progressRow(state, onCancel) {
-  const bar = make("progress", { max: 1, "aria-label": state.kind });
-  if (state.progress !== null) bar.value = state.progress;
+/**
+ * A bar with its job's progress and a button that cancels it, and what else is to be said. A row that is there already is
+ * brought up to date: its button keeps the focus, and a click that has begun.
+ */
+export function showProgress(place, state, onCancel, ...more) {
+  let row = place.firstElementChild;
+  if (!row?.matches(".progress.under-way")) {
+    row = make("div", { class: "progress under-way" }, make("progress", { max: 1 }), make("span"), make("button", { type: "button", on: { click: () => row.onCancel() } }, "Cancel"));
+    place.replaceChildren(row);
+  }
+  const [bar, told] = row.children;
+  row.onCancel = onCancel;
+  bar.setAttribute("aria-label", state.kind);
+  if (state.progress === null) bar.removeAttribute("value");
+  else bar.value = state.progress;
   const share = state.progress === null ? "" : `${Math.round(100 * state.progress)} %, `;
-  const told = state.status === "waiting" ? (state.ahead ? `${state.ahead} ahead` : "next") : `${share}${Math.round(state.seconds)} s`;
-  const title = state.status === "waiting" ? `Waits for ${state.ahead || "no"} other ${state.ahead === 1 ? "job" : "jobs"}` : `${state.images} ${state.images === 1 ? "image" : "images"} shown to the model so far`;
-  return make("div", { class: "progress", title }, bar, make("span", {}, told), make("button", { type: "button", on: { click: onCancel } }, "Cancel"));
+  told.textContent = state.status === "waiting" ? (state.ahead ? `${state.ahead} ahead` : "next") : `${share}${Math.round(state.seconds)} s`;
+  row.title = state.status === "waiting" ? `Waits for ${state.ahead || "no"} other ${state.ahead === 1 ? "job" : "jobs"}` : `${state.images} ${state.images === 1 ? "image" : "images"} shown to the model so far`;
+  while (row.nextSibling) row.nextSibling.remove();
+  place.append(...more);
 }

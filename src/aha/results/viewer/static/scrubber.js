@@ -7,7 +7,6 @@ import { paintPerturbed } from "./pixels.js";
 import { legendEntry, Plot } from "./plot.js";
 
 const LEAST_ROOM = 0.02; // where the best is hardly above random, there is nothing to share out
-let made = 0;
 
 /**
  * The room for any order of pixels: from random ones to the best known, be it the search's or a method's; null before a
@@ -31,7 +30,8 @@ export class Scrubber {
    * `onReference` of another reference, for those who then have something to measure.
    */
   constructor(place, lens, { choice, references, name = "", onChange = () => {}, onReference = () => {} }) {
-    Object.assign(this, { choice, onChange, onReference, tiles: [], bounds: [], former: [], isDue: false, group: `kind-${made++}` });
+    Object.assign(this, { choice, onChange, onReference, tiles: [], drawn: [], bounds: [], former: [], isDue: false });
+    const group = `kind-${crypto.getRandomValues(new Uint32Array(1))[0]}`; // other widgets of a notebook are other modules
     const id = (own) => (name ? { id: own } : {});
     this.canvas = make("canvas", { ...id("scrub-view"), width: 448, height: 448, tabIndex: 0, "aria-label": "The picture with pixels removed" });
     this.by = make("select", { ...id("by"), on: { change: () => { choice.by = Number(this.by.value); this.draw(); } } });
@@ -43,7 +43,7 @@ export class Scrubber {
       on: { input: () => this.move(this.slider.value / 1000) } });
     this.legend = make("div", { ...id("legend"), class: "legend" });
     this.legend.dataset.tip = INS_DEL;
-    this.kinds = ["delete", "insert"].map((kind) => make("input", { type: "radio", name: name ? "kind" : this.group, value: kind, checked: kind === choice.kind,
+    this.kinds = ["delete", "insert"].map((kind) => make("input", { type: "radio", name: name ? "kind" : group, value: kind, checked: kind === choice.kind,
       on: { change: () => { choice.kind = kind; this.draw(); } } }));
     const kinds = this.kinds.map((radio, i) => make("label", {}, radio, ["Delete", "Insert"][i]));
     place.classList.add("scrubber");
@@ -61,7 +61,7 @@ export class Scrubber {
    */
   set(tiles, bounds = [], former = []) {
     Object.assign(this, { tiles, bounds, former });
-    this.choice.by = Math.min(this.choice.by, Math.max(0, tiles.length - 1));
+    if (tiles.length) this.choice.by = Math.min(this.choice.by, tiles.length - 1); // without any it may be that of a link
     this.by.replaceChildren(...tiles.map((tile, i) => make("option", { value: i, selected: i === this.choice.by }, tile.name)));
     this.draw();
   }
@@ -71,7 +71,7 @@ export class Scrubber {
     const { reference, kind, by } = this.choice, side = kind === "delete" ? "deletion" : "insertion";
     this.onChange();
     const curveOf = (one) => ({ fractions: one.curves[reference].fractions, heights: one.curves[reference][side] });
-    const measured = this.tiles.filter((tile) => tile.curves?.[reference]);
+    const measured = this.drawn = this.tiles.filter((tile) => tile.curves?.[reference]);
     const bounds = this.bounds.filter((bound) => bound.curves?.[reference]);
     const scoreOf = (one) => one.curves?.[reference]?.ins_del ?? null;
     const room = roomOf(bounds, [...measured, ...this.former].filter((tile) => !tile.isOther && scoreOf(tile) !== null), scoreOf);
@@ -133,7 +133,7 @@ export class Scrubber {
 
   tell(tile, heights) {
     const { share, kind } = this.choice, percent = `${(share * 100).toFixed(share * 100 < 10 ? 1 : 0)} %`;
-    const place = tile ? (this.plot.lines?.findIndex((line) => line.name === tile.name) ?? -1) : -1;
+    const place = this.drawn.indexOf(tile);
     const what = kind === "delete" ? `Without the top ${percent} of pixels` : `With only the top ${percent} of pixels`;
     if (!tile) this.reading.replaceChildren();
     else if (place < 0) this.reading.replaceChildren(`${what}: ${tile.missing ?? "measuring …"}`);
