@@ -228,9 +228,10 @@ class BenchRun:
     def _warn_of_lost_maps(self, earlier: Sequence[PlanEntry]) -> None:
         """Says so where maps are to be kept and what was measured before has none: finished cells stay as they are."""
         wanted = {str(method) for method in self.work.methods} if self.plan.maps != "none" else set[str]()
-        lost = [m for entry in earlier if entry["plan"].get("maps", "none") == "none" for m in entry["methods"] if m in wanted]
+        without = [entry["methods"] for entry in earlier if entry["plan"].get("maps", "none") == "none"]
+        lost = dict.fromkeys(method for methods in without for method in methods if method in wanted)
         if lost:
-            names = ", ".join(dict.fromkeys(lost))
+            names = ", ".join(lost)
             warn(f"{self.out}: what was measured of {names} before kept no maps; choose another folder", AhaWarning)
 
     def _own_images(self) -> list[BenchImage]:
