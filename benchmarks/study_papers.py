@@ -74,7 +74,7 @@ def faithfulness(name: str, results: Sequence[Result]) -> str:
     """Ins-Del here and in the papers, and how far the orders agree."""
     columns = VIT if "ViT" in name else CNN
     printed = {column: column.values() for column in columns}
-    ours = {namesake(r.method): r for r in results if not r.method.startswith(("var(", "smooth("))}
+    ours = _one_each([r for r in results if not r.method.startswith(("var(", "smooth("))])
     shown = [method for method in ours if any(method in values for values in printed.values())]
     rows = [
         [
@@ -89,6 +89,16 @@ def faithfulness(name: str, results: Sequence[Result]) -> str:
     agreement = ["order beside ours", "", "", "", *(_agreement(ours, values) for values in printed.values())]
     heads = ["method", "n", "Ins-Del", f"against `{BASE}`", *(column.heading for column in columns)]
     return f"### {name}\n\n{markdown(heads, [*rows, agreement])}"
+
+
+def _one_each(results: Sequence[Result]) -> dict[str, Result]:
+    """Of variants of a method, the one that was printed, or else that with most photographs; in their order."""
+    nearest: dict[str, Result] = {}
+    for result in results:
+        other = nearest.get(name := namesake(result.method))
+        if other is None or (result.method == name, result.n) > (other.method == name, other.n):
+            nearest[name] = result
+    return {namesake(r.method): r for r in results if nearest[namesake(r.method)] is r}
 
 
 def _agreement(ours: dict[str, Result], values: dict[str, float]) -> str:

@@ -22,6 +22,7 @@ if not BENCHMARKS.is_dir():
 sys.path.insert(0, str(BENCHMARKS))
 
 from study import Photographs  # noqa: E402
+from study_papers import _one_each  # noqa: E402
 from study_results import (  # noqa: E402
     Result,
     Spread,
@@ -134,3 +135,15 @@ def test_each_protocol_has_its_own_parts(plan: Plan, tmp_path: Path) -> None:
         (fine, "random_map", 3),
         (coarse, "gradient", 2),
     }
+
+
+def test_of_variants_the_one_that_was_printed_stands_in_the_table() -> None:
+    numbers = {"deletion": 0.1, "insertion": 0.2, "ins_del": 0.1, "ins_del_se": 0.1, "gap": 0.0, "gap_se": 0.1}
+    costs = {"seconds": 1.0, "forward": 1.0, "backward": 1.0}
+    counts = {"lrp": 3, "tis(masks=128)": 9, "tis": 5, "mda(screen=4)": 4, "mda(grid=7)": 8}
+    found = _one_each([Result("m", method, "", n, **numbers, **costs) for method, n in counts.items()])
+    assert [(name, one.method) for name, one in found.items()] == [
+        ("lrp", "lrp"),
+        ("tis", "tis"),
+        ("mda", "mda(grid=7)"),
+    ]
