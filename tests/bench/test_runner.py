@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from worlds import cells_of, count_lines, make_data, tiny_model
 
 import aha
@@ -155,6 +156,19 @@ def test_mosaics(plan: Plan, tmp_path: Path) -> None:
     assert BenchRun(plan, tmp_path / "run", model=tiny_model()).total == 2
     run(plan, tmp_path / "run")
     assert count_lines(tmp_path / "run") == 2
+
+
+def test_mosaics_of_two_models_stay_side_by_side(plan: Plan, tmp_path: Path) -> None:
+    more = make_data(tmp_path / "more", 8)
+    (more / "list.csv").write_text("file,label\n" + "".join(f"{i:02d}.png,{i % 4}\n" for i in range(8)))
+    plan = replace(plan, data=f"csv:{more / 'list.csv'}", metrics=("grid_pointing",), methods=("random_map",))
+    for size in (32, 64):
+        model = tiny_model(input_size=size)
+        model.spec = f"module:{size}"
+        with torch.no_grad():
+            next(model.module.parameters()).add_(size / 1000)
+        BenchRun(plan, tmp_path / "run", model=model).run()
+    assert [len(group.facts) for group in read_run(tmp_path / "run").groups] == [8, 8]
 
 
 def test_the_estimate_of_finished_mosaics_is_nothing(plan: Plan, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ TIMES = ("seconds", "picture", "made")
 
 def tiny_model(**options: Any) -> TargetModel:
     settings: dict[str, Any] = {"input_size": SIZE, "mean": [0.5] * 3, "std": [0.5] * 3, "fit": "squash"}
-    return load_model(randomised(TinyCNN()).eval(), batch_size=8, **settings, **options)
+    return load_model(randomised(TinyCNN()).eval(), batch_size=8, **{**settings, **options})
 
 
 def make_data(folder: Path, count: int) -> Path:

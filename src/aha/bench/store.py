@@ -180,7 +180,8 @@ def _circumstances(cell: Cell) -> list[tuple[tuple[str, ...], str]]:
     """What a cell's numbers hang on beside its own work: its picture, and its method's state. Old cells do not say."""
     if "made" not in cell:
         return []
-    return [(("picture", cell["image"]), cell["content"]), (tuple(cell[name] for name in _SHARED), cell["state"])]
+    picture = (cell["model"], cell["digest"], cell["image"])  # mosaics are made for a model
+    return [(picture, cell["content"]), (tuple(cell[name] for name in _SHARED), cell["state"])]
 
 
 def other_circumstance(cells: Iterable[Cell], others: Iterable[Cell]) -> str:
@@ -189,7 +190,8 @@ def other_circumstance(cells: Iterable[Cell], others: Iterable[Cell]) -> str:
     for cell in others:
         for about, now in _circumstances(cell):
             if known.get(about, now) != now:
-                return f"another {about[0]} {about[1]}" if len(about) == 2 else f"another state of {cell['method']}"
+                is_picture = len(about) < len(_SHARED)
+                return f"another picture {cell['image']}" if is_picture else f"another state of {cell['method']}"
     return ""
 
 
