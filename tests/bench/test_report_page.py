@@ -93,8 +93,9 @@ def test_a_page_with_many_images_and_methods_stays_small(plan: Plan, tmp_path: P
     assert len(text) < _LARGEST
 
 
-def test_methods_that_take_the_same_time_can_be_drawn() -> None:
-    points = {"one": (0.002, 0.1, 0.01), "other": (0.002, 0.2, 0.01)}
+@pytest.mark.parametrize("apart", [0.0, 1e-16, 4e-16, 1e-12])
+def test_methods_that_take_the_same_time_can_be_drawn(apart: float) -> None:
+    points = {"one": (0.002, 0.1, 0.01), "other": (0.002 * (1 + apart), 0.2, 0.01)}
     figure = plot_trade_off(points, quality="Ins-Del", direction="higher", title="both in 2 ms")
     left, right = figure.axes[0].get_xlim()
     assert left < 0.002 < right and as_bytes(figure, "svg")

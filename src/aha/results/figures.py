@@ -115,7 +115,8 @@ def plot_trade_off(
     axis.set_ylabel(f"{quality} {ARROWS[direction]}")
     axis.margins(x=0.12)  # room for names
     fastest, slowest = (pick(seconds for seconds, _, _ in points.values()) for pick in (min, max))
-    if slowest < 1.01 * fastest:  # an axis of no length cannot be drawn
+    if slowest < 1.01 * fastest:  # an axis of no length cannot be drawn, nor scaled to its points before
+        axis.set_autoscalex_on(False)
         axis.set_xlim(fastest / 2, 2 * slowest)
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
