@@ -201,15 +201,12 @@ def ranges(places: Iterable[int]) -> str:
 
 
 def put_together(parts: Sequence[Result]) -> Result:
-    """One method on one model, of all parts that share no photograph; where some do, the larger one counts.
+    """One method on one model, of parts that share no photograph: those that have most together.
 
     Parts of the earlier study have other curves, and count only where there is nothing else.
     """
     present = [part for part in parts if part.protocol != FORMER_PROTOCOL] or list(parts)
-    chosen: list[Result] = []
-    for part in sorted(present, key=lambda part: -part.n):
-        if not any(part.places & other.places for other in chosen):
-            chosen.append(part)
+    chosen = _most_together(sorted(present, key=lambda part: -part.n))
     score, gap, behind = (
         pooled(spreads)
         for spreads in (
@@ -243,6 +240,18 @@ def put_together(parts: Sequence[Result]) -> Result:
         protocol=" and ".join(dict.fromkeys(part.protocol for part in sorted(chosen, key=_first))),
         photographs=ranges(place for part in chosen for place in part.places),
     )
+
+
+def _most_together(parts: Sequence[Result]) -> list[Result]:
+    """Parts without a photograph in common that have most together; of equals, those with the larger ones first."""
+    if not parts:
+        return []
+    first, *others = parts
+    with_it = [first, *_most_together([part for part in others if not part.places & first.places])]
+    if not any(part.places & first.places for part in others):
+        return with_it
+    without = _most_together(others)
+    return without if sum(part.n for part in without) > sum(part.n for part in with_it) else with_it
 
 
 def _first(part: Result) -> int:

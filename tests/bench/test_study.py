@@ -114,6 +114,8 @@ def test_no_photograph_counts_twice(tmp_path: Path) -> None:
     assert (found.n, found.photographs) == (35, "5-39")
     assert found.ins_del == pytest.approx((30 * 0.4 + 5 * 0.8) / 35)
     assert found.protocol == "quick and sketch"
+    halves = [part(12, 0.0, "0-19"), part(10, 0.2, "0-9"), part(10, 0.4, "10-19")]
+    assert (put_together(halves).n, put_together(halves).ins_del) == (20, pytest.approx(0.3))
     assert ranges([3, 1, 2, 7]) == "1-3 7-7"
     file = tmp_path / "parts.csv"
     file.write_text("model,method,n,photographs,gap\n")
