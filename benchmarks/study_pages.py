@@ -232,6 +232,7 @@ def figure(by_model: dict[str, list[Result]], path: Path) -> None:
         for cost, height, r in places:
             error = max(r.gap_se, r.behind_se) if _is_beside(r) else r.gap_se
             axis.errorbar(cost, height, error, fmt="o", color=COLOURS[r.family], ms=5, lw=0.8)
+        names = Counter(short(r.method) for r in results)
         written: list[tuple[float, float]] = []
         line = NAME_HEIGHT * (max(height for _, height, _ in places) - min(height for _, height, _ in places))
         for cost, height, r in sorted(places, key=lambda place: place[1]):
@@ -241,7 +242,7 @@ def figure(by_model: dict[str, list[Result]], path: Path) -> None:
                     free = y + line
             written.append((cost, free))
             axis.annotate(
-                short(r.method),
+                short(r.method) if names[short(r.method)] == 1 else r.method,  # of variants each by its settings
                 (cost, height),
                 (1.12 * cost, free),
                 fontsize=6,
