@@ -1,11 +1,13 @@
 """How good AHA's maps are by the hard metrics, as refinement goes on, beside other methods.
 
     python benchmarks/aha_quality.py IMAGES --model SPEC [--weights FILE] --explainer RUN/explainer --out FILE.csv
+    python benchmarks/aha_quality.py IMAGES --model SPEC --method grad_cam --method "aha('universal')" \
+        --against grad_cam --steps 32 --out FILE.csv
 
 For each image and its predicted class: Deletion, Insertion and Ins-Del with hard pixel masks, for the maps after
 T = 0..5 gradient steps and for each `--method`. One line per image and map is appended to the CSV as soon as it is
 known, so that an interrupted run goes on where it was. At the end: means, their standard errors, and the paired
-difference to T = 0.
+difference to T = 0, or to the method that `--against` names. Without `--explainer`, the methods alone.
 
 IMAGES is a folder or a CSV file; every n-th image is taken, so that `--limit 200` of 1000 sorted by class covers the
 classes evenly.
@@ -31,6 +33,8 @@ from aha.learned.refinement import RefinementConfig, Refining, refine_until_sett
 from aha.learned.validation import hard_scores
 from aha.perturb.references import load_reference
 
+SUMMARY = ("model", "steps", "map", "n", "deletion", "insertion", "ins_del", "against")
+SUMMARY += ("difference", "difference_se", "deletion_difference", "deletion_difference_se")
 FIELDS = ("image", "method", "deletion", "insertion", "ins_del", "steps")
 
 
@@ -39,7 +43,9 @@ def main() -> None:
     parser.add_argument("images", type=Path)
     parser.add_argument("--model", required=True)
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--explainer", required=True)
+    parser.add_argument("--explainer")
+    parser.add_argument("--against", default="aha T=0")
+    parser.add_argument("--summary", type=Path, help="a CSV file to which means and paired differences are added")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--method", action="append", default=[])
     parser.add_argument("--refine", type=int, default=5)
@@ -57,14 +63,14 @@ def main() -> None:
     warnings.simplefilter("ignore")
 
     target = aha.load_model(args.model, weights=args.weights, precision=args.precision, batch_size=20)
-    explainer = Explainer.from_pretrained(args.explainer, device=target.device)
+    explainer = Explainer.from_pretrained(args.explainer, device=target.device) if args.explainer else None
     references = [load_reference(text) for text in args.reference or ("black", "mean", "blur")]
     config = RefinementConfig(learning_rate=args.learning_rate, steps=args.perturbations)
     images = [image.path for image in find_labelled([args.images])]
     images = images[:: max(1, len(images) // args.limit)][: args.limit]
     random.Random(0).shuffle(images)  # so that what is there of an unfinished run is a fair sample
     part, parts = map(int, args.shard.split("/"))
-    rounds = args.only or range(args.refine + 1)
+    rounds = (args.only or range(args.refine + 1)) if explainer else ()
     names = [f"aha T={t}" for t in rounds] + args.method + (["aha auto"] if args.auto else [])
     done = {(row["image"], row["method"]) for row in read(args.out)}
 
@@ -75,13 +81,13 @@ def main() -> None:
         inputs = target.stated_preprocessing()(read_image(path))[0][None].to(target.device)
         classes = target.outputs(inputs).argmax(dim=1)
         found: dict[str, tuple[Tensor, int]] = {}
-        if any(name.startswith("aha T") for name in wanted):
+        if explainer is not None and any(name.startswith("aha T") for name in wanted):
             refining = Refining.start(explainer, target, inputs, classes, config)
             for taken in range(args.refine + 1):
                 if taken:
                     refining.step()
                 found[f"aha T={taken}"] = refining.maps(), taken
-        if "aha auto" in wanted:
+        if explainer is not None and "aha auto" in wanted:
             maps, took = refine_until_settled(
                 explainer, target, inputs, classes, args.auto, config, improvement=args.improvement
             )
@@ -93,7 +99,11 @@ def main() -> None:
             maps, taken = found[name]
             scores = hard_scores(target, inputs, classes, maps.to(target.device), references, args.steps)
             append(args.out, [path.name, name, *(f"{float(v[0]):.5f}" for v in scores.values()), taken])
-    report(read(args.out), names)
+    rows = read(args.out)
+    report(rows, names, args.against)
+    if args.summary:
+        for row in summary(rows, names, args.against):
+            append(args.summary, [args.model, args.steps, *row], SUMMARY)
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -103,20 +113,36 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def append(path: Path, row: list[object]) -> None:
+def append(path: Path, row: list[object], header: tuple[str, ...] = FIELDS) -> None:
     is_new = not path.exists()
     with path.open("a", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         if is_new:
-            writer.writerow(FIELDS)
+            writer.writerow(header)
         writer.writerow(row)
 
 
-def report(rows: list[dict[str, str]], names: list[str]) -> None:
-    """A Markdown table: means, standard errors, and the paired difference to T = 0."""
+def summary(rows: list[dict[str, str]], names: list[str], against: str) -> list[list[object]]:
+    """For each map: n, mean Deletion, Insertion and Ins-Del, and the paired differences of Ins-Del and Deletion."""
     values = {name: {row["image"]: row for row in rows if row["method"] == name} for name in names}
-    base = {image: float(row["ins_del"]) for image, row in values.get("aha T=0", {}).items()}
-    print("| map | n | Deletion | Insertion | Ins-Del | against T=0 | steps |\n|---|---|---|---|---|---|---|")
+    found: list[list[object]] = []
+    for name, mine in values.items():
+        common = [image for image in mine if image in values.get(against, {})]
+        gaps = {
+            field: [float(mine[image][field]) - float(values[against][image][field]) for image in common]
+            for field in ("ins_del", "deletion")
+        }
+        means = [round(statistics.mean(float(row[f]) for row in mine.values()), 4) for f in FIELDS[2:5]]
+        paired = [round(f(gaps[key]), 4) for key in gaps for f in (statistics.mean, error)] if common else [""] * 4
+        found.append([name, len(mine), *means, against, *paired])
+    return found
+
+
+def report(rows: list[dict[str, str]], names: list[str], against: str) -> None:
+    """A Markdown table: means, standard errors, and the paired difference to one of them."""
+    values = {name: {row["image"]: row for row in rows if row["method"] == name} for name in names}
+    base = {image: float(row["ins_del"]) for image, row in values.get(against, {}).items()}
+    print(f"| map | n | Deletion | Insertion | Ins-Del | against {against} | steps |\n|---|---|---|---|---|---|---|")
     for name in names:
         mine = values[name]
         if not mine:

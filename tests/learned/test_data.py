@@ -16,8 +16,14 @@ from aha.data.images import read_image
 from aha.data.samples import Sample, find_samples
 from aha.errors import ImageError
 from aha.learned.data import StepImages, step_batches
+from aha.learned.settings import TrainConfig
 from aha.models import TargetModel, load_model
 from fakes import TinyCNN
+
+
+def step_images(samples: list[Sample], target: TargetModel, *, seed: int) -> StepImages:
+    config = TrainConfig(seed=seed, batch_size=4, crop=1.0)
+    return StepImages(samples, [target.stated_preprocessing()] * 100, config)
 
 
 def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -80,18 +86,18 @@ def test_a_shard_that_is_none_is_one_line(tmp_path: Path, target: TargetModel) -
 
 def test_every_epoch_sees_every_image_once_in_its_own_order(target: TargetModel, folder: Path) -> None:
     samples = find_samples(folder / "labels.csv", target)
-    images = StepImages(samples, target.stated_preprocessing(), seed=3)
+    images = step_images(samples, target, seed=3)
     epochs = [[images[place][3] for place in range(e * 40, e * 40 + 40)] for e in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(sample.file for sample in samples)
     assert epochs[0] != epochs[1]
-    other = StepImages(samples, target.stated_preprocessing(), seed=4)
+    other = step_images(samples, target, seed=4)
     assert [other[place][3] for place in range(40)] != epochs[0]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_processes_share_a_step_and_may_start_anywhere(workers: int, target: TargetModel, folder: Path) -> None:
     samples = find_samples(folder / "labels.csv", target)
-    images = StepImages(samples, target.stated_preprocessing(), seed=0)
+    images = step_images(samples, target, seed=0)
     whole = list(step_batches(images, range(12), 4, (0, 1), 0))
     late = list(step_batches(images, range(10, 12), 4, (0, 1), workers))
     assert torch.equal(late[0].inputs, whole[10].inputs) and late[1].files == whole[11].files
@@ -104,8 +110,8 @@ def test_processes_share_a_step_and_may_start_anywhere(workers: int, target: Tar
 def test_a_damaged_file_is_replaced_by_the_next(target: TargetModel, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"\x89PNG broken")
     good = Sample(str(folder / "00.png"), 0)
-    images = StepImages([Sample(str(tmp_path / "bad.png"), 1), good], target.stated_preprocessing(), seed=0)
+    images = step_images([Sample(str(tmp_path / "bad.png"), 1), good], target, seed=0)
     assert [images[place][3] for place in range(4)] == [good.file] * 4
-    hopeless = StepImages([Sample(str(tmp_path / "bad.png"), 1)], target.stated_preprocessing(), seed=0)
+    hopeless = step_images([Sample(str(tmp_path / "bad.png"), 1)], target, seed=0)
     with pytest.raises(ImageError, match="10 images in a row cannot be read"):
         hopeless[0]

@@ -17,6 +17,7 @@ from aha.learned.evidence import (
     LOG_ODDS,
     LOGIT,
     blocks_of_levels,
+    captures,
     class_evidence,
     class_flows,
     evidence_channels,
@@ -44,7 +45,9 @@ def test_the_deepest_evidence_of_a_cnn_is_hires_cam(images: Tensor) -> None:
     """Features times gradient, summed over channels, is HiResCAM before its ReLU."""
     target, classes = cnn(), torch.tensor([0, 1, 2, 0])
     stage = target.cam_stage()
-    levels, start = class_evidence(traced(target, images, [stage], [stage]), classes, [stage], LOGIT)
+    levels, start = class_evidence(
+        traced(target, images, captures(target, images.shape[1:], [stage], [stage])), classes, [stage], LOGIT
+    )
     trace = target.trace(images, features=[stage])
     (slopes,) = trace.gradients(classes, trace.features[stage])
     product = (trace.features[stage] * slopes).detach()
@@ -56,7 +59,9 @@ def test_the_deepest_evidence_of_a_cnn_is_hires_cam(images: Tensor) -> None:
 
 def test_evidence_of_a_transformer_is_that_of_its_attention(images: Tensor) -> None:
     target, classes = load_model(tiny_vit(depth=4), **STATED), torch.tensor([0, 1, 2, 0])
-    levels, start = class_evidence(traced(target, images, [], [0, 1]), classes, [0, 1], LOGIT)
+    levels, start = class_evidence(
+        traced(target, images, captures(target, images.shape[1:], [], [0, 1])), classes, [0, 1], LOGIT
+    )
     assert [level.shape[1] for level in levels] == list(evidence_channels(target, 2)) == [8, 8]
     trace = target.trace(images, attention=True, score=LOGIT)
     slopes = trace.gradients(classes, *trace.attention)
@@ -94,7 +99,7 @@ def test_an_explainer_of_other_evidence_is_refused(
     former = Explainer(replace(explainer.config, decoder=fewer))
     with pytest.raises(ModelError, match="train it again"):
         former.check_target(target)
-    monkeypatch.setenv("AHA_CACHE", str(tmp_path))
+    monkeypatch.setenv("AHA_DATA", str(tmp_path))
     library.remember(former)
     for model in (target, load_model(tiny_vit())):  # also by a module that does not state the size of its inputs
         with pytest.raises(ModelError, match="train it again"):
@@ -130,7 +135,9 @@ def test_an_untrained_map_is_already_an_explanation(images: Tensor) -> None:
     target, classes = cnn(), torch.zeros(4, dtype=torch.long)
     maps = Explainer.for_target(target, Design(width=16)).maps(target, images, classes)
     stage = target.cam_stage()
-    _, cams = class_evidence(traced(target, images, [stage], [stage]), classes, [stage], LOGIT)
+    _, cams = class_evidence(
+        traced(target, images, captures(target, images.shape[1:], [stage], [stage])), classes, [stage], LOGIT
+    )
     cams = torch.nn.functional.interpolate(cams[:, None], (SIZE, SIZE), mode="bilinear")[:, 0]
     pairs = [torch.stack([a.flatten(), b.flatten()]) for a, b in zip(maps, cams, strict=True)]
     assert min(float(torch.corrcoef(pair)[0, 1]) for pair in pairs) > 0.7

@@ -21,7 +21,7 @@ def clip_with(texts: list[str]) -> TargetModel:
 
 
 def test_new_texts_need_no_training(images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AHA_CACHE", str(tmp_path))
+    monkeypatch.setenv("AHA_DATA", str(tmp_path))
     known = clip_with(["a cat", "a dog", "a boat"])
     explainer = Explainer.for_target(known)
     assert explainer.config.conditioning == "head"

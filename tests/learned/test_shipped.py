@@ -14,7 +14,7 @@ import aha
 from aha.data.images import read_image
 from aha.demo import MODEL, photographs
 from aha.learned.explainer import Explainer
-from aha.learned.library import SHIPPED, explainer_of
+from aha.learned.library import SHIPPED, UNIVERSAL, explainer_of
 from aha.learned.validation import hard_scores
 from aha.models import TargetModel, load_model
 from aha.perturb.references import Black, Blur
@@ -27,10 +27,11 @@ def model() -> TargetModel:
 
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AHA_CACHE", str(tmp_path))
+    monkeypatch.setenv("AHA_DATA", str(tmp_path))
 
 
-FOLDERS = sorted(path for path in SHIPPED.iterdir() if path.is_dir())
+FOLDERS = sorted(path.parent for path in SHIPPED.glob("*/config.json"))
+UNIVERSAL_FOLDERS = sorted(path.parent for path in (SHIPPED / UNIVERSAL).glob("*/config.json"))
 
 
 def test_there_is_one_for_each_of_three_models() -> None:
@@ -38,7 +39,13 @@ def test_there_is_one_for_each_of_three_models() -> None:
     assert targets == {"demo:efficientnet_lite0", "timm:resnet18", "timm:vit_tiny_patch16_224"}
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name[:8])
+def test_the_universal_one_has_both_forms() -> None:
+    configs = [Explainer.from_pretrained(folder).config for folder in UNIVERSAL_FOLDERS]
+    assert [config.form for config in configs] == [folder.name for folder in UNIVERSAL_FOLDERS] == ["stages", "tokens"]
+    assert all(config.is_for_all and config.name == "universal" for config in configs)
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, *UNIVERSAL_FOLDERS], ids=lambda folder: folder.name[:8])
 def test_it_is_small_in_half_precision_and_measured(folder: Path) -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) < 2e6
     with safe_open(folder / "model.safetensors", "pt") as weights:
@@ -46,7 +53,7 @@ def test_it_is_small_in_half_precision_and_measured(folder: Path) -> None:
     checksum = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert json.loads((folder / "config.json").read_text())["weights_sha256"] == checksum
     config = Explainer.from_pretrained(folder).config
-    assert config.target_digest == folder.name
+    assert config.target_digest == ("" if folder in UNIVERSAL_FOLDERS else folder.name)
     assert config.scores["ins_del"] > 0 and abs(sum(config.response) - 1) < 1e-3
 
 

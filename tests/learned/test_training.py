@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from colour_world import SQUARE, ColourNet, square_image
+from colour_world import SIDE, SQUARE, ColourNet, square_image
+from PIL import Image
 from torch import Tensor
 
 import aha
 import aha.learned.training as training
+from aha.data.images import read_image
 from aha.errors import AhaError, AhaWarning, ImageError, ModelError, OutputError, SpecError
 from aha.learned.checkpoints import RunFolder
 from aha.learned.choices import Choices, explained_classes
@@ -416,3 +418,70 @@ def test_bad_data_is_one_line(target: TargetModel, folder: Path, tmp_path: Path)
     with pytest.raises(AhaError, match=r"class 11 does not exist; .* has classes 0 to 7"):
         train(target, tmp_path / "wrong.csv", out)
     assert not out.exists()
+
+
+def test_two_runs_cannot_share_a_folder(target: TargetModel, folder: Path, tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def try_another(record: dict[str, float]) -> None:
+        if record["step"] == 1:
+            with pytest.raises(OutputError) as error:
+                train(target, folder, tmp_path / "run", settings=settings(), resume=True, progress=False)
+            refused.append(str(error.value))
+
+    train(target, folder, tmp_path / "run", settings=settings("steps=3"), on_step=try_another, progress=False)
+    assert len(refused) == 1 and "another process is writing to" in refused[0]
+
+
+@pytest.mark.parametrize("change", ["score", "std", "precision", "picture"])
+def test_a_run_is_not_resumed_with_another_model_or_other_pictures(
+    change: str, target: TargetModel, folder: Path, tmp_path: Path
+) -> None:
+    train(target, folder, tmp_path / "run", settings=settings("steps=1"), progress=False)
+    stated = {"input_size": SIDE, "mean": [0.5] * 3, "std": [0.5] * 3, "fit": "squash"}
+    changed: dict[str, dict[str, Any]] = {
+        "score": {"score": "log_softmax"},
+        "std": {"std": [0.4] * 3},
+        "precision": {"precision": "bfloat16"},
+        "picture": {},
+    }
+    if change == "picture":
+        (folder / "03.png").write_bytes((folder / "04.png").read_bytes() + b" ")
+    other = load_model(ColourNet().eval(), **{**stated, **changed[change]})
+    with pytest.raises(OutputError, match=r"the run in .* has (models|images_digest)="):
+        train(other, folder, tmp_path / "run", settings=settings("steps=1"), resume=True, progress=False)
+
+
+def test_pictures_of_a_list_or_a_dataset(target: TargetModel, folder: Path, tmp_path: Path) -> None:
+    files = sorted(folder.glob("*.png"))
+
+    class Pictures(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return len(files)
+
+        def __getitem__(self, place: int) -> tuple[Image.Image, int]:
+            return read_image(files[place]), 0
+
+    found = [
+        train(target, data, tmp_path / str(number), settings=settings("steps=2"), progress=False)
+        for number, data in enumerate((files, [read_image(file) for file in files], Pictures()))
+    ]
+    assert found[0].digest == found[1].digest == found[2].digest
+    with pytest.raises(ImageError, match="no images were given"):
+        train(target, [], tmp_path / "none", settings=settings(), progress=False)
+
+
+def test_a_trained_explainer_is_a_method(target: TargetModel, folder: Path, tmp_path: Path) -> None:
+    explainer = train(target, folder, tmp_path / "run", settings="smoke", progress=False)
+    explained = aha.explain(target, folder / "00.png", explainer)
+    assert explained.settings["explainer_digest"] == explainer.digest
+    assert {"images", "ins_del_error", "grad_cam"} < set(explainer.config.scores)
+    fresh = Explainer.for_target(target, Design(width=16))
+    with pytest.raises(SpecError, match="is in memory only"):
+        aha.explain(target, folder / "00.png", fresh)
+
+
+def test_progress_is_reported(target: TargetModel, folder: Path, tmp_path: Path) -> None:
+    heard: list[float] = []
+    train(target, folder, tmp_path / "run", settings=settings("steps=4"), progress=heard.append)
+    assert heard == sorted(heard) and heard[-1] == 1 and len(heard) >= 4

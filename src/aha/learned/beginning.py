@@ -9,12 +9,14 @@ from itertools import islice
 import torch
 
 from aha.data.samples import Sample
-from aha.errors import CapabilityError
+from aha.errors import CapabilityError, ModelError
 from aha.learned.data import readable
+from aha.learned.decoder import Decoder
 from aha.learned.engine import Engine
 from aha.learned.explainer import Explainer
 from aha.learned.settings import Conditioning, Design, TrainConfig
 from aha.learned.validation import mean_scores, validation_curves
+from aha.learned.zoo import Zoo
 from aha.models import TargetModel
 
 # With fewer images of a class than this, a learned vector for it would know little more than its starting point.
@@ -23,8 +25,17 @@ _ENOUGH_PER_CLASS = 50
 _SAMPLES_FOR_SIGN = 8
 
 
-def fresh_explainer(target: TargetModel, design: Design, samples: Sequence[Sample], seed: int) -> Explainer:
+def fresh_explainer(zoo: Zoo, design: Design, samples: Sequence[Sample], seed: int) -> Explainer:
     """A new explainer, the same for the same seed; "auto" conditioning is decided by the labels that there are."""
+    target = zoo.members[0]
+    if design.form == "universal":
+        zoo.check_reading()
+        explainer = Explainer.for_target(target, design, seed=seed)
+        if len(zoo.members) > 1:  # it belongs to none of them
+            explainer.config = replace(explainer.config, target=zoo.spec, target_digest="")
+        return explainer
+    if len(zoo.members) > 1:
+        raise ModelError("an explainer of several models must be universal: add form=universal, or --preset universal")
     conditioning = _decided(target, samples) if design.conditioning == "auto" else design.conditioning
     return Explainer.for_target(target, replace(design, conditioning=conditioning), seed=seed)
 
@@ -45,8 +56,8 @@ def orient_evidence(
     explainer: Explainer, target: TargetModel, samples: Sequence[Sample], config: TrainConfig, engine: Engine
 ) -> None:
     """Turns the class evidence round where it points away from what matters, as patch tokens of CLIP's ViTs do."""
-    if explainer.config.evidence == "forward":
+    if isinstance(explainer.decoder, Decoder) and explainer.config.evidence == "forward":
         first = list(islice(readable(samples), _SAMPLES_FOR_SIGN))
         curves = validation_curves(explainer, target, first, config, engine)
         with torch.no_grad():
-            explainer.decoder.evidence_gain.fill_(1.0 if mean_scores(curves, target)["ins_del"] >= 0 else -1.0)
+            explainer.decoder.evidence_gain.fill_(1.0 if mean_scores([curves], [target])["ins_del"] >= 0 else -1.0)

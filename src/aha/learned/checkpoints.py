@@ -12,9 +12,10 @@ out/
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,11 +25,14 @@ from zipfile import ZipFile
 import torch
 from torch import Tensor
 
-from aha.core.disk import remove_partials, write_atomically, writing
+from aha.core.disk import remove_partials, result_key, write_atomically, writing
+from aha.core.ledger import locked
+from aha.data.samples import Sample
 from aha.errors import OutputError
 from aha.learned.data import Batch
 from aha.learned.explainer import Explainer
 from aha.learned.settings import Settings, TrainConfig
+from aha.learned.zoo import Zoo
 from aha.models import TargetModel
 
 RUN, STATE, BEST, LAST, FAILED = "run.json", "state.pt", "explainer", "last", "failed_batch.json"
@@ -79,7 +83,10 @@ class State:
         """After a step of the optimiser."""
         decay = min(decay, self.step / (self.step + 10))  # short at first: the start is soon forgotten
         for name, value in self.explainer.state_dict().items():
-            self.average[name].lerp_(value, 1 - decay)
+            if value.is_floating_point():
+                self.average[name].lerp_(value, 1 - decay)
+            else:  # counts of batch normalisation
+                self.average[name].copy_(value)
 
 
 class RunFolder:
@@ -88,18 +95,33 @@ class RunFolder:
     def __init__(self, out: Path, settings: Settings) -> None:
         self.out, self._settings = out, settings
 
-    def begin(self, target: TargetModel, num_images: int, *, resume: bool) -> None:
-        """Takes the folder for this run, or checks that the run in it is the same one."""
+    @contextmanager
+    def begin(self, zoo: Zoo, samples: Sequence[Sample], *, resume: bool) -> Iterator[None]:
+        """Takes the folder for this run, or checks that the run in it is the same one; no other process gets it."""
         description = {
-            "target": target.spec,
-            "target_digest": target.digest,
-            "images": num_images,
+            "target": zoo.spec,
+            "target_digest": zoo.digest,
+            "models": [_described(member) for member in zoo.members],
             "settings": self._settings.record(),
+            "images": len(samples),
+            "images_digest": _digest_of(samples),
         }
-        if resume:
-            _check_same(self.out, description)
-        else:
-            _start(self.out, description)
+        if not resume:
+            _refuse_run(self.out)
+            with writing(self.out):
+                self.out.mkdir(parents=True, exist_ok=True)
+        elif not (self.out / RUN).is_file():
+            raise OutputError(f"{self.out} holds no run that could be continued")
+        lock = locked(self.out / RUN, self.out, 0)
+        try:
+            if resume:
+                _check_same(self.out, description)
+            else:
+                _refuse_run(self.out)
+                _write_json(self.out / RUN, description)
+            yield
+        finally:
+            lock.release()
 
     def kept(self, state: State) -> Explainer:
         """The explainer as it is saved and measured: with averaged weights if there is an average."""
@@ -124,7 +146,11 @@ class RunFolder:
             "unrecorded": state.unrecorded,
         }
         with writing(self.out):
-            write_atomically(self.out / STATE, lambda file: torch.save(content, file))
+            packed = (
+                io.BytesIO()
+            )  # in memory first: of a full disk, torch's own writer says nothing that one understands
+            torch.save(content, packed)
+            write_atomically(self.out / STATE, lambda file: file.write(packed.getbuffer()))
         self._save_explainer(self.kept(state), state.step, LAST)
 
     def restore(self, state: State) -> None:
@@ -134,7 +160,7 @@ class RunFolder:
         state.explainer.load_state_dict(content["explainer"])
         state.optimiser.load_state_dict(content["optimiser"])
         state.average, state.step, state.best = content["average"], int(content["step"]), float(content["best"])
-        state.unrecorded = content.get("unrecorded", {})  # earlier versions did not save them
+        state.unrecorded = content["unrecorded"]
 
     def record_failure(self, batch: Batch, step: int) -> Path:
         """Writes down the batch that cannot be learnt from; returns the file."""
@@ -149,12 +175,19 @@ class RunFolder:
         explainer.save_pretrained(self.out / name)
 
 
-def _start(out: Path, description: Mapping[str, Any]) -> None:
+def _refuse_run(out: Path) -> None:
     if (out / RUN).exists():
         raise OutputError(f"{out} holds a run already; continue it with --resume, or choose another folder")
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-    _write_json(out / RUN, description)
+
+
+def _described(member: TargetModel) -> dict[str, Any]:
+    """What else than its weights decides what a model teaches."""
+    return {"score": member.score.name, "precision": member.precision, "preprocessing": str(member.preprocessing)}
+
+
+def _digest_of(samples: Sequence[Sample]) -> str:
+    """Of the names, sizes and labels of all images: reading millions of files to be surer would take too long."""
+    return result_key(*((sample.file, sample.num_bytes(), sample.label) for sample in samples))
 
 
 def _check_same(out: Path, description: Mapping[str, Any]) -> None:
@@ -169,7 +202,7 @@ def _check_same(out: Path, description: Mapping[str, Any]) -> None:
         raise OutputError(f"the run in {out} was ended before its first save; delete the folder and start again")
     now = json.loads(json.dumps(description))
     for name, value in _flat(now):
-        if before.get(name) != value:
+        if name not in before or before[name] != value:
             raise OutputError(
                 f"the run in {out} has {name}={before.get(name)}, not {value}; give the same settings to continue"
             )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aha.learned.seeds import IMAGE, generator_for
+from aha.learned.seeds import IMAGE, LEVELS, generator_for
 from aha.learned.settings import TrainConfig
 from aha.models import TargetModel
 from aha.perturb.references import Reference
@@ -45,6 +45,12 @@ class Choices:
             (references * len(config.references)).long(),
             generators,
         )
+
+
+def dropped_levels(config: TrainConfig, step: int, levels: int) -> frozenset[int]:
+    """The levels of evidence that a universal explainer does without in a step."""
+    drawn = torch.rand(levels, generator=generator_for(config.seed, LEVELS, step))
+    return frozenset(torch.nonzero(drawn < config.drop).flatten().tolist())
 
 
 def explained_classes(outputs: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:

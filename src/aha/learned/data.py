@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from PIL.Image import Image
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from aha.core.pictures import read_named
 from aha.data.images import read_image
-from aha.data.samples import Sample, find_samples
+from aha.data.samples import Data, Sample, find_samples
 from aha.errors import ImageError
 from aha.learned.seeds import CROP, HOLD_OUT, ORDER, generator_for
 from aha.learned.settings import TrainConfig
@@ -49,8 +48,10 @@ class Batch:
 class StepImages(Dataset[tuple[Tensor, int, int, str]]):
     """The image at each place of a run: place p is in epoch p // N."""
 
-    def __init__(self, samples: Sequence[Sample], preprocessing: Preprocessing, seed: int, crop: float = 1.0) -> None:
-        self._samples, self._preprocessing, self._seed, self._crop = samples, preprocessing, seed, crop
+    def __init__(self, samples: Sequence[Sample], preprocessing: Sequence[Preprocessing], config: TrainConfig) -> None:
+        """`preprocessing[step]` makes the inputs of a step."""
+        self._samples, self._preprocessing = samples, preprocessing
+        self._seed, self._crop, self._batch_size = config.seed, config.crop, config.batch_size
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def __getitem__(self, place: int) -> tuple[Tensor, int, int, str]:
@@ -62,7 +63,8 @@ class StepImages(Dataset[tuple[Tensor, int, int, str]]):
                 failure = f"{sample.file}: {error}"
                 continue
             label = _UNKNOWN if sample.label is None else sample.label
-            return self._preprocessing(self._cut(image, place))[0], label, place, sample.file
+            preprocessing = self._preprocessing[place // self._batch_size]
+            return preprocessing(self._cut(image, place))[0], label, place, sample.file
         raise ImageError(f"{_MOST_UNREADABLE} images in a row cannot be read, the last one being {failure}")
 
     def _cut(self, image: Image, place: int) -> Image:
@@ -83,13 +85,13 @@ class StepImages(Dataset[tuple[Tensor, int, int, str]]):
 
 
 def split_samples(
-    data: str | Path, validation: str | Path | None, target: TargetModel, config: TrainConfig
+    data: Data, validation: Data | None, target: TargetModel, config: TrainConfig
 ) -> tuple[list[Sample], list[Sample]]:
     """Images to train on and images to measure on, the second some of the first where none are given."""
     samples = find_samples(data, target)
     others = samples if validation is None else find_samples(validation, target)
     if validation is None and len(samples) < 2:
-        raise ImageError(f"{data} has one image; training needs one to learn from and one to measure on")
+        raise ImageError("the data has one image; training needs one to learn from and one to measure on")
     order = torch.randperm(len(others), generator=generator_for(config.seed, HOLD_OUT)).tolist()
     if validation is not None:
         return samples, [others[index] for index in order[: config.validation_images]]

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import repeat
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,13 +38,14 @@ class DecoderConfig:
     """Sizes of the decoder.
 
     Attributes:
-        channels: of the encoder's features, shallow to deep.
-        class_dim: of a class vector.
+        channels: of the encoder's features, shallow to deep; empty without.
+        class_dim: of a class vector, or of the facts that stand in for it.
         evidence: maps of class evidence at each level; empty without.
         image_channels: of the picture.
         width: channels of every level.
         stride: pixels per value of the finest level.
         cohesion: weight of the mean over each of the target's patches, added to the map; 0 for a target without.
+        kind: "pyramid", this one; or "dpt", the paper's, which reads features and class vectors alone.
     """
 
     channels: tuple[int, ...]
@@ -53,6 +55,12 @@ class DecoderConfig:
     width: int = 32
     stride: int = 4
     cohesion: float = 0.0
+    kind: Literal["pyramid", "dpt"] = "pyramid"
+
+    @property
+    def levels(self) -> int:
+        """How many levels there are."""
+        return len(self.channels or self.evidence)
 
 
 class Given(NamedTuple):
@@ -60,7 +68,7 @@ class Given(NamedTuple):
 
     Attributes:
         features: of the encoder, shallow to deep, each (B, C_i, h_i, w_i).
-        vectors: what stands for the class (B, D).
+        vectors: what stands for the class (B, D), or says how evidence is to be read.
         evidence: of each level (B, E_i, h_i, w_i); empty if the decoder uses none.
         start: the map (B, h, w) that is corrected.
         image: the target's input (B, C, H, W).
@@ -90,26 +98,31 @@ class ResidualConv(nn.Module):
 
 
 class Level(nn.Module):
-    """Features of one level, projected, conditioned on the class and joined by evidence.
+    """Features of one level, projected and joined by evidence, conditioned on the class or on facts c.
 
-    conv(GELU(scale(c) * W f + shift(c) + V e))
+    conv(GELU(scale(c) * W f + shift(c) + V e)), or without features conv(GELU(scale(c) * V e + shift(c)))
     """
 
     def __init__(self, channels: int, class_dim: int, evidence: int, width: int) -> None:
         super().__init__()
-        self.norm = nn.GroupNorm(1, channels)
-        self.project = nn.Conv2d(channels, width, 1)
+        if channels:
+            self.norm = nn.GroupNorm(1, channels)
+            self.project = nn.Conv2d(channels, width, 1)
         self.condition = nn.Linear(class_dim, 2 * width)
         self.read = nn.Conv2d(evidence, width, 3, padding=1) if evidence else None
         self.smooth = nn.Conv2d(width, width, 3, padding=1)
 
-    def forward(self, features: Tensor, vectors: Tensor, evidence: Tensor | None, size: tuple[int, int]) -> Tensor:
+    def forward(
+        self, features: Tensor | None, vectors: Tensor, evidence: Tensor | None, size: tuple[int, int]
+    ) -> Tensor:
         """(B, C, h, w), (B, D) and (B, E, h, w) -> (B, width, *size)."""
         scale, shift = self.condition(vectors)[:, :, None, None].chunk(2, dim=1)  # (B, width, 1, 1)
-        x = (1 + scale) * self.project(self.norm(features)) + shift
-        if self.read is not None:
-            assert evidence is not None
-            x = x + resized(self.read(evidence), (int(x.shape[-2]), int(x.shape[-1])))
+        seen = None if self.read is None else self.read(evidence)
+        if features is None:
+            x = (1 + scale) * seen + shift
+        else:
+            x = (1 + scale) * self.project(self.norm(features.contiguous())) + shift
+            x = x if seen is None else x + resized(seen, (int(x.shape[-2]), int(x.shape[-1])))
         level: Tensor = self.smooth(resized(F.gelu(x), size))
         return level
 
@@ -135,15 +148,14 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         width = config.width
-        evidence = config.evidence or (0,) * len(config.channels)
+        channels, evidence = (sizes or (0,) * config.levels for sizes in (config.channels, config.evidence))
         self.levels = nn.ModuleList(
-            Level(channels, config.class_dim, maps, width)
-            for channels, maps in zip(config.channels, evidence, strict=True)
+            Level(*sizes, width) for sizes in zip(channels, repeat(config.class_dim), evidence, strict=False)
         )
         self.fusions = nn.ModuleList(
-            nn.Sequential(ResidualConv(width), nn.GroupNorm(min(8, width), width)) for _ in config.channels
+            nn.Sequential(ResidualConv(width), nn.GroupNorm(min(8, width), width)) for _ in range(config.levels)
         )
-        self.heads = nn.ModuleList(Head(width) for _ in config.channels)
+        self.heads = nn.ModuleList(Head(width) for _ in range(config.levels))
         self.stem = Stem(config.image_channels, width)
         self.guide = nn.Conv2d(config.image_channels + _STEM, _GUIDE, 1, bias=False)
         with torch.no_grad():  # starts from colours alone, as joint bilateral upsampling does
@@ -156,16 +168,16 @@ class Decoder(nn.Module):
 
     def forward(self, given: Given, size: tuple[int, int]) -> Tensor:
         """Maps (B, H, W) of the given size."""
-        vectors = unit_scaled(given.vectors)
         half, quarter = self.stem(given.image)
         guides = self._guides(given.image, half)
-        strides = [max(self.config.stride, 4 * 2**index) for index in range(len(given.features))]
+        strides = [max(self.config.stride, 4 * 2**index) for index in range(self.config.levels)]
         entry = _entry(given.start, size, strides)
         drawn, fused, reached = torch.zeros_like(guides[2][:, :1]), None, 2
         for index in reversed(range(len(strides))):  # deep to shallow
             grid = at_stride(size, strides[index])
             evidence = given.evidence[index] if given.evidence else None
-            level = self.levels[index](given.features[index], vectors, evidence, grid)
+            features = given.features[index] if given.features else None
+            level = self.levels[index](features, given.vectors, evidence, grid)
             if index == 0:
                 level = level + resized(quarter, grid)
             level = level if fused is None else level + resized(fused, grid)

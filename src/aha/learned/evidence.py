@@ -58,9 +58,8 @@ def captures(target: TargetModel, size: Sequence[int], features: Sequence[int], 
     return Captures(features=tuple(sorted({*features, *evidence})))
 
 
-def traced(target: TargetModel, inputs: Tensor, features: Sequence[int], evidence: Sequence[int]) -> Trace:
-    """One forward pass that keeps them."""
-    wanted = captures(target, inputs.shape[1:], features, evidence)
+def traced(target: TargetModel, inputs: Tensor, wanted: Captures) -> Trace:
+    """One forward pass that keeps what is wanted of it."""
     return target.trace(
         inputs,
         features=wanted.features,
@@ -90,6 +89,12 @@ def stage_evidence(features: Tensor, gradients: Tensor) -> Tensor:
 
 
 def _of_tokens(trace: Trace, classes: Tensor, levels: int) -> tuple[list[Tensor], Tensor]:
+    blocks, start = token_blocks(trace, classes)
+    return [torch.cat([blocks[i] for i in part], dim=1) for part in blocks_of_levels(len(blocks), levels)], start
+
+
+def token_blocks(trace: Trace, classes: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Evidence (B, 4, h, w) of every block, standardised, and the map (B, h, w) from which learning starts."""
     tokens, count = trace.tokens[:-1], len(trace.attention)  # a block's input: its last output may reach no class
     found = trace.gradients(classes, *trace.attention, *tokens)
     slopes = [slope.float() for slope in found[:count]]
@@ -102,8 +107,7 @@ def _of_tokens(trace: Trace, classes: Tensor, levels: int) -> tuple[list[Tensor]
     blocks = [torch.stack([trace.to_grid(row) for row in rows], dim=1) for rows in values]  # each (B, 4, h, w)
     unit = [standardised_maps(block) for block in blocks]
     rows = standardised_maps(torch.stack([block[:, 1] for block in blocks]).mean(dim=0)[:, None])
-    start = standardised_maps(rows + unit[0][:, 3:])[:, 0]
-    return [torch.cat([unit[i] for i in part], dim=1) for part in blocks_of_levels(count, levels)], start
+    return unit, standardised_maps(rows + unit[0][:, 3:])[:, 0]
 
 
 def class_flows(trace: Trace, drawn: Sequence[Tensor]) -> list[Tensor]:

@@ -3,7 +3,7 @@
 folder/
   model.safetensors     decoder, and the class embedding if there is one; never the encoder
   config.json           target and its digest, encoder, sizes, preprocessing, training settings, measured scores,
-                        and the SHA-256 of the weights
+                        the SHA-256 of the weights, and that of the config itself
   README.md             model card
 """
 
@@ -13,7 +13,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -29,8 +29,10 @@ from aha.core.checks import Range
 from aha.core.disk import result_key, write_atomically, writing
 from aha.core.strict import from_json, read_json
 from aha.errors import AhaWarning, ModelError, SpecError, WeightsError, warn
+from aha.learned import universal
 from aha.learned.calibration import calibrated
 from aha.learned.decoder import Decoder, DecoderConfig, Given, unit_scaled
+from aha.learned.dpt import DPTDecoder
 from aha.learned.evidence import (
     LOG_ODDS,
     LOGIT,
@@ -47,10 +49,11 @@ from aha.models.hooks import preserved_random_state
 from aha.models.tracing import Trace
 from aha.models.weights import check_weights, load_weights, state_digest
 
-Conditioning = Literal["head", "embedding"]  # as built: "auto" is decided
+Conditioning = Literal["head", "embedding", "facts"]  # as built: "auto" is decided
+Form = Literal["own", "stages", "tokens"]  # as built: which of the two universal readings is decided
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-CHECKSUM = "weights_sha256"
-"""Of the config: what the file of weights must have."""
+CHECKSUM, OWN_CHECKSUM = "weights_sha256", "config_sha256"
+"""In the config: those of the file of weights, and of the config without this entry."""
 _NEXT = "next.safetensors"
 """New weights until the config that belongs to them is in place: a save that is killed leaves a whole explainer."""
 _LEVELS = 4
@@ -87,16 +90,19 @@ class ExplainerConfig:
     """Everything needed to build the explainer again.
 
     Attributes:
-        target: spec of the explained model, and the digest of its weights.
+        target: spec of the explained model, and the digest of its weights; of all that a universal one was trained on,
+            and no digest.
         encoder: "target" for the explained model's own features, else a model spec.
         stages: encoder stages that are read, shallow to deep.
-        conditioning: "head", the target's classifier weights, or "embedding", a learned table.
-        num_classes: of the target.
+        conditioning: "head", the target's classifier weights; "embedding", a learned table; or "facts" of the answer.
+        num_classes: of the target; 0 where classes do not matter.
         decoder: its sizes.
         evidence: "backward", of every level by one backward pass; "forward", of the deepest features by the class
             weights; or "none".
         evidence_stages: stages that backward evidence is read from; a transformer's comes from all of its blocks.
         rivals: class evidence is that against the class's rivals: see `against_rivals`.
+        form: "own" reads features and class vectors of one network; "stages" and "tokens" read what every network of
+            that kind has: see `universal.py`.
         preprocessing: how pictures become the target's inputs, for the record.
         temperature: the final one of training, used in refinement.
         response: share of the model's response that each equal part of the pixels carries, most important first; empty
@@ -115,12 +121,23 @@ class ExplainerConfig:
     evidence: Evidence
     evidence_stages: tuple[int, ...] = ()
     rivals: bool = False
+    form: Form = "own"
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     temperature: float = 0.01
     response: tuple[float, ...] = ()
     training: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, Any] = field(default_factory=dict)
     version: str = __version__
+
+    @property
+    def name(self) -> str:
+        """What it is called where its maps are shown."""
+        return "universal" if self.is_for_all else f"of {self.target}"
+
+    @property
+    def is_for_all(self) -> bool:
+        """Does it belong to no network, and so to every one that it can read?"""
+        return self.form != "own" and not self.target_digest
 
 
 class Explainer(nn.Module):
@@ -130,12 +147,13 @@ class Explainer(nn.Module):
         super().__init__()
         self.config = config
         with preserved_random_state(seed=seed):
-            self.decoder = Decoder(config.decoder)
+            self.decoder = DPTDecoder(config.decoder) if config.decoder.kind == "dpt" else Decoder(config.decoder)
             self.embedding: nn.Embedding | None = None
             if config.conditioning == "embedding":
                 self.embedding = nn.Embedding(config.num_classes, config.decoder.class_dim)
                 nn.init.normal_(self.embedding.weight, std=0.02)
         self._encoder: TargetModel | None = None
+        self.source = ""  # the folder or repository that it was read from
 
     @property
     def digest(self) -> str:
@@ -148,6 +166,7 @@ class Explainer(nn.Module):
             config.evidence,
             config.evidence_stages,
             config.rivals,
+            config.form,
             config.temperature,
             config.response,
             config.decoder,
@@ -158,6 +177,8 @@ class Explainer(nn.Module):
     def for_target(cls, target: TargetModel, design: Design | None = None, *, seed: int = 0) -> Self:
         """A fresh explainer whose sizes fit the target and the encoder; "auto" conditioning means "head"."""
         design = design or Design()
+        if design.form == "universal":
+            return cls(universal_config(target, design), seed=seed).to(target.device)
         conditioning: Conditioning = "embedding" if design.conditioning == "embedding" else "head"
         named, blocks = ENCODERS.get(design.encoder, (design.encoder, None))
         source = target if named == "target" else _load_encoder(named, target)
@@ -179,7 +200,10 @@ class Explainer(nn.Module):
             design.width,
             design.stride,
             design.cohesion if evidence == "backward" and is_token_model(target) else 0.0,
+            design.decoder,
         )
+        if design.decoder == "dpt" and evidence != "none":
+            raise SpecError("decoder=dpt reads features and class vectors alone; add evidence=none")
         config = ExplainerConfig(
             target.spec,
             target.digest,
@@ -191,7 +215,7 @@ class Explainer(nn.Module):
             evidence,
             default_stages(target)[-len(stages) :] if evidence == "backward" else (),
             design.rivals and evidence != "none" and _shares_probability(target),
-            asdict(target.stated_preprocessing()),
+            preprocessing=asdict(target.stated_preprocessing()),
         )
         explainer = cls(config, seed=seed)
         explainer._encoder = None if named == "target" else source
@@ -211,8 +235,11 @@ class Explainer(nn.Module):
     def look(self, target: TargetModel, inputs: Tensor) -> Look:
         """Runs the target once on its inputs (B, C, H, W), and the encoder if that is another network."""
         own, config = self.config.encoder == "target", self.config
+        if config.form != "own":
+            trace = traced(target, inputs, universal.captures(target, inputs.shape[1:]))
+            return Look(target, inputs, [], trace, trace.outputs.detach())
         if config.evidence == "backward":
-            trace = traced(target, inputs, config.stages if own else (), config.evidence_stages)
+            trace = traced(target, inputs, self.reads(target, inputs.shape[1:]))
             features = [trace.features[stage].detach() for stage in config.stages] if own else []
             return Look(target, inputs, features or self._encoded(target, inputs), trace, trace.outputs.detach())
         if own:
@@ -222,6 +249,8 @@ class Explainer(nn.Module):
 
     def reads(self, target: TargetModel, size: Sequence[int]) -> Captures:
         """What a look takes from the target's forward pass of inputs of this size (C, H, W)."""
+        if self.config.form != "own":
+            return universal.captures(target, size)
         own = self.config.stages if self.config.encoder == "target" else ()
         if self.config.evidence == "backward":
             return captures(target, size, own, self.config.evidence_stages)
@@ -238,8 +267,11 @@ class Explainer(nn.Module):
             pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True).clamp(0, 1)
         return self._encoder.features(self._encoder.to_inputs(pixels), self.config.stages)[0]
 
-    def read(self, target: TargetModel, look: Look, classes: Tensor) -> Given:
-        """What the decoder takes, for the classes (B,) of the images of a look."""
+    def read(self, target: TargetModel, look: Look, classes: Tensor, dropped: Collection[int] = ()) -> Given:
+        """What the decoder takes, for the classes (B,) of the images of a look; a universal one may miss levels."""
+        if self.config.form != "own":
+            assert look.trace is not None
+            return universal.given(target, look.trace, look.inputs, classes, dropped)
         vectors = _vectors_of(target)[classes] if self.embedding is None else self.embedding(classes)
         features = [f.float() for f in look.features]
         evidence: list[Tensor] = []
@@ -252,7 +284,7 @@ class Explainer(nn.Module):
             start = forward_evidence(features[-1], unit_scaled(towards))
         else:
             start = torch.zeros_like(features[-1][:, 0])
-        return Given(features, vectors, evidence, start, look.inputs.float())
+        return Given(features, unit_scaled(vectors), evidence, start, look.inputs.float())
 
     def forward(self, given: Given, size: tuple[int, int]) -> Tensor:
         """Maps (B, H, W)."""
@@ -277,6 +309,9 @@ class Explainer(nn.Module):
         `size` (C, H, W) is that of its inputs. A module that does not state it can only be asked about its evidence
         where it is given.
         """
+        if self.config.form != "own":
+            self._check_reading(target, size)
+            return
         # Other texts are other classes of the same network, and their embeddings are all that is asked of them.
         is_open = target.has_texts and self.embedding is None
         if target.num_classes != self.config.num_classes and not is_open:
@@ -289,6 +324,18 @@ class Explainer(nn.Module):
                 f"this explainer reads other class evidence than {target.spec} gives: it is of an earlier version, "
                 "or of another network; train it again"
             )
+        self._check_digest(target)
+
+    def _check_reading(self, target: TargetModel, size: Sequence[int] | None) -> None:
+        """Refuses a network of the other kind; warns if this explainer was adapted to another one."""
+        if size is not None or target.preprocessing is not None:
+            found = universal.reading_of(target, size)
+            if found != self.config.form:
+                raise ModelError(f"this explainer reads {self.config.form} of a network, {target.spec} has {found}")
+        if not self.config.is_for_all:
+            self._check_digest(target)
+
+    def _check_digest(self, target: TargetModel) -> None:
         if target.digest != self.config.target_digest:
             warn(
                 f"this explainer was trained for {self.config.target} with other weights than {target.spec} has; "
@@ -302,6 +349,7 @@ class Explainer(nn.Module):
         state = {name: value.detach().cpu().to(dtype).contiguous() for name, value in self.state_dict().items()}
         weights = save(state)
         config = {**asdict(self.config), CHECKSUM: hashlib.sha256(weights).hexdigest()}
+        config[OWN_CHECKSUM] = _checksum(config)
         content = {
             CARD: model_card(self.config).encode(),
             _NEXT: weights,
@@ -320,7 +368,9 @@ class Explainer(nn.Module):
         folder = Path(source) if Path(source).is_dir() else _download(str(source))
         try:
             found = read_json(folder / CONFIG)
-            expected = found.pop(CHECKSUM, None) if isinstance(found, dict) else None
+            if not isinstance(found, dict) or found.pop(OWN_CHECKSUM, None) != _checksum(found):
+                raise SpecError(f"{CONFIG} is not as it was saved; download it again, or train the explainer again")
+            expected = found.pop(CHECKSUM)
             config = _read_config(found)
             weights = load(_read_weights(folder, expected))
         except FileNotFoundError as error:
@@ -331,6 +381,7 @@ class Explainer(nn.Module):
             check_weights(cls(config), weights, str(folder))
         explainer = cls(config)
         load_weights(explainer, {k: v.float() if v.is_floating_point() else v for k, v in weights.items()}, str(folder))
+        explainer.source = str(source)
         return explainer.to(device).eval()
 
     def push_to_hub(self, repository: str, *, private: bool = False) -> str:
@@ -344,6 +395,16 @@ class Explainer(nn.Module):
             self.save_pretrained(folder)
             api.create_repo(repository, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=repository, folder_path=folder))
+
+
+def universal_config(target: TargetModel, design: Design) -> ExplainerConfig:
+    """Of a fresh explainer that reads networks of the target's kind."""
+    form = universal.reading_of(target)
+    levels = len(universal.STRIDES)
+    cohesion = design.cohesion if form == "tokens" else 0.0
+    evidence = (universal.MAPS[form],) * levels
+    decoder = DecoderConfig((), universal.FACTS, evidence, 3, design.width, design.stride, cohesion)
+    return ExplainerConfig(target.spec, target.digest, "none", (), "facts", 0, decoder, "backward", form=form)
 
 
 def _vectors_of(target: TargetModel) -> Tensor:
@@ -405,7 +466,7 @@ def model_card(config: ExplainerConfig) -> str:
 
 
 _LIMITS = {
-    "num_classes": Range(1, 2**24),
+    "num_classes": Range(0, 2**24),
     "stages": Range(0, 2**16),
     "evidence_stages": Range(0, 2**16),
     "temperature": Range(1e-6, 1e3),
@@ -420,24 +481,32 @@ _LIMITS = {
 }
 
 
+def _checksum(config: Mapping[str, Any]) -> str:
+    """Of the values, however the file is laid out."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
+
 def _read_config(found: Any) -> ExplainerConfig:
     """Strict: unknown, missing and mistaken entries are errors."""
-    if isinstance(found, dict) and "decoder" in found and "evidence" not in found:
-        raise SpecError("it was trained by an older version, whose maps were coarse; train it again")
     config = from_json(ExplainerConfig, found, _LIMITS)
-    if not config.stages or len(config.stages) != len(config.decoder.channels):
+    if (config.form == "own") != bool(config.stages) or len(config.stages) != len(config.decoder.channels):
         raise SpecError(f"{len(config.stages)} stages do not fit {len(config.decoder.channels)} numbers of channels")
-    if len(config.decoder.evidence) not in (0, len(config.stages)):
+    if config.form == "own" and len(config.decoder.evidence) not in (0, len(config.stages)):
         raise SpecError(f"{len(config.stages)} stages do not fit evidence at {len(config.decoder.evidence)} levels")
+    if config.form != "own" and (config.decoder.evidence, config.decoder.class_dim) != (
+        (universal.MAPS[config.form],) * len(universal.STRIDES),
+        universal.FACTS,
+    ):
+        raise SpecError("it reads other evidence than this version gives; train it again")
     return config
 
 
 def _read_weights(folder: Path, expected: object) -> bytes:
-    """The file of weights that has the SHA-256 that is expected; explainers of earlier versions state none."""
+    """The file of weights that has the SHA-256 that is expected."""
     candidates = [path for name in (WEIGHTS, _NEXT) if (path := folder / name).is_file()]
     for path in candidates:
         content = path.read_bytes()
-        if expected is None or hashlib.sha256(content).hexdigest() == expected:
+        if hashlib.sha256(content).hexdigest() == expected:
             return content
     if not candidates:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / WEIGHTS))

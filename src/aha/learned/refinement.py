@@ -49,6 +49,19 @@ class RefinementConfig:
     references: tuple[Reference, ...] = (Black(), Mean(), Blur())
     objective: ObjectiveConfig = field(default_factory=lambda: ObjectiveConfig(noise=0.0))
 
+    @classmethod
+    def of(cls, explainer: Explainer) -> RefinementConfig:
+        """As the explainer's training says: its rate, grid, steps and loss; the defaults where it says nothing."""
+        said = explainer.config.training
+        if "refine_rate" not in said:
+            return cls()
+        return cls(
+            learning_rate=said["refine_rate"],
+            grid=said["refine_grid"],
+            steps=said["refine_steps"],
+            objective=ObjectiveConfig(**{**said["objective"], "noise": 0.0}),
+        )
+
     @property
     def cost(self) -> int:
         """Perturbed images per image and gradient step, each forward and backward."""
@@ -69,7 +82,9 @@ def refined_maps(
 
     The loss that comes with a map was measured on it, so the last map costs one more measurement than gradient steps.
     """
-    refining = Refining.start(explainer, target, inputs, classes, config or RefinementConfig(), response_model)
+    refining = Refining.start(
+        explainer, target, inputs, classes, config or RefinementConfig.of(explainer), response_model
+    )
     for _ in range(rounds):
         maps, losses = refining.maps(), refining.losses()
         yield maps, losses
@@ -98,7 +113,9 @@ def refine(
         config: choices.
         response_model: the model whose answers the maps move towards, if it is another than the target (paper A.3).
     """
-    refining = Refining.start(explainer, target, inputs, classes, config or RefinementConfig(), response_model)
+    refining = Refining.start(
+        explainer, target, inputs, classes, config or RefinementConfig.of(explainer), response_model
+    )
     for _ in in_parts(range(rounds)):
         refining.losses()
         refining.step()
@@ -120,7 +137,7 @@ def refine_until_settled(
     An image is done when a step lowers its own soft loss by less than `improvement`; the others go on without it. It
     keeps the map with its lowest loss.
     """
-    config = config or RefinementConfig()
+    config = config or RefinementConfig.of(explainer)
     going = torch.arange(len(inputs), device=inputs.device)  # rows that are still refined
     refining = Refining.start(explainer, target, inputs, classes, config)
     best_maps, best_losses = refining.maps(), refining.losses()

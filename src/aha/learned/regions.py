@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -55,11 +56,19 @@ def grid_regions(size: tuple[int, int], cells: int, offset: tuple[float, float],
 
 
 def random_regions(
-    size: tuple[int, int], generator: torch.Generator, like: Tensor, sizes: tuple[int, int] = GRID_SIZES
+    size: tuple[int, int],
+    generator: torch.Generator,
+    like: Tensor,
+    sizes: tuple[int, int] = GRID_SIZES,
+    spread: Literal["log", "even"] = "log",
 ) -> Regions:
-    """A grid with G drawn log-uniformly from `sizes`, every scale as often as any other, and a random offset."""
-    first, last = math.log(sizes[0]), math.log(sizes[1] + 1)
-    cells = int(math.exp(first + (last - first) * float(torch.rand((), generator=generator))))
+    """A grid with a random offset and a G drawn from `sizes`: every scale as often, or every number as often."""
+    drawn = float(torch.rand((), generator=generator))
+    if spread == "even":
+        cells = int(sizes[0] + (sizes[1] + 1 - sizes[0]) * drawn)
+    else:
+        first, last = math.log(sizes[0]), math.log(sizes[1] + 1)
+        cells = int(math.exp(first + (last - first) * drawn))
     dy, dx = torch.rand(2, generator=generator).tolist()
     return grid_regions(size, cells, (dy, dx), like)
 

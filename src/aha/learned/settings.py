@@ -19,6 +19,7 @@ from aha.perturb.references import Black, Blur, Mean, Reference, load_reference
 
 Conditioning = Literal["auto", "head", "embedding"]
 Evidence = Literal["backward", "forward", "none"]
+Form = Literal["own", "universal"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Design:
     """What an explainer is built from.
 
     Attributes:
+        form: "own" reads the features and class vectors of one network, which the next settings choose; "universal"
+            reads what means the same in every network: class evidence by stride, facts of the answer, the picture.
         encoder: "target" for the explained model's own features; a name in ENCODERS; or any model spec.
         stages: encoder stages that are read, shallow to deep; four of them by default.
         conditioning: "head", the target's classifier weights; "embedding", a learned table; "auto" takes the table
@@ -38,8 +41,11 @@ class Design:
         class_dim: of a learned class vector.
         cohesion: how much the patches of a transformer keep together: the weight of the mean over its patch beside a
             pixel's own value. Maps are blockier with more of it, and score higher.
+        decoder: "pyramid", which reads all of the above and the picture; or "dpt", the paper's, which reads features
+            and class vectors alone.
     """
 
+    form: Form = "own"
     encoder: str = "target"
     stages: tuple[int, ...] | None = None
     conditioning: Conditioning = "auto"
@@ -49,6 +55,7 @@ class Design:
     stride: int = 4
     class_dim: int = 256
     cohesion: float = 0.25
+    decoder: Literal["pyramid", "dpt"] = "pyramid"
 
 
 # Frozen encoders of other makers -> their spec and the blocks that are read.
@@ -73,13 +80,19 @@ class TrainConfig:
         weight_decay: of AdamW.
         clip: largest gradient norm.
         warm_up: share of the steps in which the learning rate rises.
+        schedule: how it rises: "linear"; or "one_cycle", by half a cosine from a twenty-fifth, as in OneCycleLR.
         hot: first temperature.
         cold: last temperature, which refinement uses too; geometric in between.
         grids: smallest and largest number of cells along the shorter side.
+        grid_spread: how they are drawn: "log", every scale as often as any other; or "even", every number as often.
+        step_places: where the S steps of a sequence lie: "jittered", at random in equal parts; or "even".
         classes: chances of explaining the predicted class, the label, and the runner-up.
         flip: mirror half of the images.
         crop: smallest share of a picture's area that is cut out for training; 1 takes the whole.
         references: one is drawn per image.
+        mix: of several models, how often each takes its turn; equally often by default.
+        vary: chance that a step changes its model: another input size, coarser classes, noise on the weights.
+        drop: chance that a universal explainer is shown a level of evidence as missing.
         objective: weights of the loss.
         ema: decay of an average of the weights over the steps, which is then what is kept; 0 switches it off.
         validate_every: steps between measurements by the hard metrics; 0 for the end only.
@@ -87,6 +100,9 @@ class TrainConfig:
         validation_steps: S of the hard metrics.
         save_every: steps between saved states.
         workers: processes that read images ahead; 0 reads them in between.
+        refine_rate: learning rate of refinement (Adam), when the trained explainer is asked for it.
+        refine_steps: perturbation steps of refinement.
+        refine_grid: its cells along the shorter side.
         seed: of everything random.
     """
 
@@ -97,13 +113,19 @@ class TrainConfig:
     weight_decay: float = 1e-3
     clip: float = 1.0
     warm_up: float = 0.1
+    schedule: Literal["linear", "one_cycle"] = "linear"
     hot: float = 0.1
     cold: float = 0.01
     grids: tuple[int, int] = GRID_SIZES
+    grid_spread: Literal["log", "even"] = "log"
+    step_places: Literal["jittered", "even"] = "jittered"
     classes: tuple[float, float, float] = (0.6, 0.2, 0.2)
     flip: bool = True
     crop: float = 0.6
     references: tuple[Reference, ...] = (Black(), Mean(), Blur())
+    mix: tuple[float, ...] = ()
+    vary: float = 0.0
+    drop: float = 0.0
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     ema: float = 0.97
     validate_every: int = 0
@@ -111,7 +133,15 @@ class TrainConfig:
     validation_steps: int = 8
     save_every: int = 25
     workers: int = 0
+    refine_rate: float = 3e-3
+    refine_steps: int = 8
+    refine_grid: int = 56
     seed: int = 0
+
+    @property
+    def passes(self) -> int:
+        """Images that go forward and backward through the model in all: those of each sequence, and one look."""
+        return self.steps * self.batch_size * (2 * self.perturbations + 1)
 
 
 @dataclass(frozen=True)
@@ -128,18 +158,33 @@ class Settings:
 
 
 PRESETS = {
-    # One epoch of ImageNet-1k with the paper's encoder, conditioning and decoder width.
+    # As printed: one epoch of ImageNet-1k; what the paper leaves open is a choice (docs/aha.md has the table).
     "paper": Settings(
-        Design(encoder="dinov3-l", conditioning="embedding", evidence="none", width=256, class_dim=1024),
+        Design(
+            encoder="dinov3-l",
+            conditioning="embedding",
+            evidence="none",
+            width=256,
+            class_dim=1024,
+            cohesion=0.0,
+            decoder="dpt",
+        ),
         TrainConfig(
             steps=40_036,
             batch_size=32,
             perturbations=16,
             learning_rate=3e-4,
+            warm_up=0.3,
+            schedule="one_cycle",
             grids=(7, 28),
+            grid_spread="even",
+            step_places="even",
             classes=(0.5, 0.5, 0.0),
             crop=1.0,
-            objective=ObjectiveConfig(log=0.0, peaks=2.5e-3, noise=1.0),
+            objective=ObjectiveConfig(log=0.0, peaks=2.5e-3, iterations=30, noise=1.0, order="full"),
+            refine_rate=1e-4,
+            refine_steps=16,
+            refine_grid=14,
             ema=0.0,
             validate_every=2000,
             validation_images=256,
@@ -149,6 +194,16 @@ PRESETS = {
     ),
     # A few thousand images and a CPU.
     "small": Settings(),
+    # One explainer for networks that it has not met: several models, varied.
+    "universal": Settings(
+        Design(form="universal"),
+        TrainConfig(steps=3000, vary=0.4, drop=0.1, ema=0.99, validate_every=500, validation_images=16, save_every=50),
+    ),
+    # From the universal explainer to a better one for one network, with a few hundred photographs and a CPU.
+    "adapt": Settings(
+        Design(form="universal"),
+        TrainConfig(steps=64, learning_rate=5e-4, warm_up=0.05, hot=0.02, classes=(0.8, 0.1, 0.1), ema=0.9),
+    ),
     # Does it run?
     "smoke": Settings(
         training=TrainConfig(
@@ -199,8 +254,8 @@ _FROM_ONE, _ABOVE_ZERO = Range(1, LARGEST_NUMBER), Range(1e-9, LARGEST_NUMBER)
 # Where zero means nothing, or would be divided by.
 _RANGES = {
     **dict.fromkeys(("steps", "batch_size", "perturbations", "save_every", "validation_steps"), _FROM_ONE),
-    **dict.fromkeys(("width", "stride", "class_dim", "grids"), _FROM_ONE),
-    **dict.fromkeys(("hot", "cold", "clip"), _ABOVE_ZERO),
+    **dict.fromkeys(("width", "stride", "class_dim", "grids", "refine_steps", "refine_grid"), _FROM_ONE),
+    **dict.fromkeys(("hot", "cold", "clip", "refine_rate"), _ABOVE_ZERO),
 }
 
 

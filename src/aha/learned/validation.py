@@ -5,9 +5,11 @@ Training optimises soft masks of grid cells; only the hard score of pixels says 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from aha.data.images import read_image
@@ -53,10 +55,31 @@ def validation_curves(
     return engine.gather(torch.cat(rows) if rows else torch.empty(0, 2, config.validation_steps + 1))
 
 
-def mean_scores(curves: Tensor, target: TargetModel) -> dict[str, float]:
-    """Mean Deletion, Insertion and Ins-Del of curves (N, 2, S + 1)."""
-    height, width = target.stated_preprocessing().size
-    return {name: float(values.mean()) for name, values in areas(curves, height * width).items()}
+def grad_cam_scores(target: TargetModel, samples: Sequence[Sample], config: TrainConfig, engine: Engine) -> Tensor:
+    """Ins-Del (N,) of Grad-CAM on the same images: what an explainer has to beat."""
+    preprocessing = target.stated_preprocessing()
+    stage = target.cam_stage()
+    rows = []
+    for index in parts_of(len(samples), engine.share):
+        inputs = preprocessing(read_image(samples[index].read()))[0][None].to(target.device)
+        classes = top_classes(target.outputs(inputs), 1, target.num_classes)[:, 0]
+        trace = target.trace(inputs, features=(stage,))
+        (slope,) = trace.gradients(classes, trace.features[stage])
+        weighted = (trace.features[stage].detach() * slope.mean(dim=(2, 3), keepdim=True)).sum(dim=1, keepdim=True)
+        maps = F.interpolate(weighted.relu().float(), inputs.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+        rows.append(hard_scores(target, inputs, classes, maps, config.references, config.validation_steps)["ins_del"])
+    return engine.gather(torch.cat(rows) if rows else torch.empty(0))
+
+
+def mean_scores(curves: Sequence[Tensor], targets: Sequence[TargetModel]) -> dict[str, float]:
+    """Mean Deletion, Insertion and Ins-Del of curves (N, 2, S + 1), one set of them for each target."""
+    found = [
+        areas(one, math.prod(target.stated_preprocessing().size)) for one, target in zip(curves, targets, strict=True)
+    ]
+    means = {name: float(torch.stack([scores[name].mean() for scores in found]).mean()) for name in found[0]}
+    each = torch.cat([scores["ins_del"] for scores in found])
+    error = float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else 0.0
+    return {**means, "ins_del_error": error, "images": float(len(each))}
 
 
 def hard_scores(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -24,27 +24,30 @@ class AHA(Method):
     """A trained explainer's map in one look (section 3.2), refined by a few gradient steps if asked (section 3.3).
 
     Attributes:
-        explainer: its folder, or its repository on the Hugging Face hub. Empty: the one that belongs to the model,
-            shipped with the package or remembered on this machine (`aha train --remember`).
+        explainer: its folder, or its repository on the Hugging Face hub; "universal" for the one that reads every
+            network. Empty: the one that belongs to the model, remembered on this machine (`aha train --remember`) or
+            shipped with the package, else the universal one.
         refine: gradient steps T for each image; "auto" stops each image when its own soft objective settles.
         budget: most gradient steps that "auto" may take.
-        learning_rate: of the refinement.
-        steps: perturbation steps S of a sequence in the refinement; a step costs 2 S forward and backward passes.
+        learning_rate: of the refinement; the explainer's own by default.
+        steps: perturbation steps S of a sequence in the refinement, the explainer's own by default; a gradient step
+            costs 2 S forward and backward passes.
         calibrated: rescale the map, keeping its order, so that its mass follows the model's mean response.
     """
 
     explainer: str = ""
     refine: int | Literal["auto"] = 0
     budget: int = 6
-    learning_rate: float = RefinementConfig.learning_rate
-    steps: int = RefinementConfig.steps
+    learning_rate: float | None = None
+    steps: int | None = None
     calibrated: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.refine != "auto" and (not isinstance(self.refine, int) or self.refine < 0):
             raise SpecError(f"aha: refine is a number of steps or 'auto', not {self.refine!r}")
-        if min(self.budget, self.steps) < 1 or self.learning_rate <= 0:
+        stated = (value for value in (self.steps, self.learning_rate) if value is not None)
+        if self.budget < 1 or any(value <= 0 for value in stated):
             raise SpecError("aha: budget, steps and learning_rate must be positive")
 
     @property
@@ -54,8 +57,9 @@ class AHA(Method):
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         rounds = self.budget if self.refine == "auto" else self.refine
+        steps = self.steps or (self._refinement(self._explainer(model)).steps if rounds else 0)
         # A forward and a backward pass of each perturbed image; the masks of one round are there at once.
-        return Cost(2 + 4 * self.steps * rounds, 16 * self.steps * size[0] * size[1])
+        return Cost(2 + 4 * steps * rounds, 16 * steps * size[0] * size[1])
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
         try:
@@ -71,7 +75,7 @@ class AHA(Method):
     def _maps(self, explainer: Explainer, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         if self.refine == 0:
             return explainer.maps(model, images, classes)
-        config = RefinementConfig(learning_rate=self.learning_rate, steps=self.steps)
+        config = self._refinement(explainer)
 
         def run(part: slice) -> Tensor:
             if self.refine == "auto":
@@ -79,6 +83,20 @@ class AHA(Method):
             return refine(explainer, model, images[part], classes[part], self.refine, config)
 
         return torch.cat(model.chunks.run(run, len(images)))
+
+    def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
+        explainer = self._explainer(model, size)
+        return model.gradient_refusal(size) if explainer.config.evidence == "backward" else ""
+
+    def facts(self, model: TargetModel, size: Sequence[int] | None = None) -> dict[str, object]:
+        """Which explainer drew the map."""
+        explainer = self._explainer(model, size)
+        return {"explainer": explainer.config.name, "explainer_digest": explainer.digest}
+
+    def _refinement(self, explainer: Explainer) -> RefinementConfig:
+        """The explainer's own, with what is stated in its place."""
+        own = RefinementConfig.of(explainer)
+        return replace(own, learning_rate=self.learning_rate or own.learning_rate, steps=self.steps or own.steps)
 
     def fingerprint(self, model: TargetModel) -> str:
         return f"{super().fingerprint(model)} {self._explainer(model).digest}"
