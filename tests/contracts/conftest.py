@@ -17,7 +17,7 @@ from fakes import BUILDERS, SIZE
 def _explainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """An explainer for each miniature model, where `aha` looks for it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AHA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("AHA_DATA", str(tmp_path_factory.mktemp("cache")))
         for build in BUILDERS.values():
             model = load_model(build()[0], input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3)
             if "features" in model.capabilities:

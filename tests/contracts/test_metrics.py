@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from aha.errors import MetricError
 from aha.methods import load_method
 from aha.metrics import METRICS, Case, Sample, load_metric
 from aha.metrics.case import Explain
@@ -18,7 +21,7 @@ SMALL = {  # smaller settings of metrics whose defaults are made for 224 px and 
     "monotonicity": "monotonicity(steps=6, references=(black,))",
     "randomisation": "randomisation(stages=2)",
 }
-CURVES = ("deletion", "insertion", "ins_del", "positive", "negative", "neg_pos")
+CURVES = ("deletion", "insertion", "ins_del", "positive", "negative", "neg_pos", "srg")
 
 
 def small(name: str) -> str:
@@ -64,6 +67,35 @@ def test_a_metric_keeps_its_promises(name: str) -> None:
     low, high = chosen.bounds
     judging = [value for value in first if chosen.columns[value.column] != "neither"]
     assert all(low <= value.value <= high for value in judging), first
+
+
+class Watched(Sample):
+    """A sample that notes which truth is looked at."""
+
+    read: set[str]
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("mask", "ignore", "boxes"):
+            object.__getattribute__(self, "read").add("boxes" if name == "boxes" else "mask")
+        return object.__getattribute__(self, name)
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+@pytest.mark.parametrize("without", ["", "mask", "boxes"])
+def test_a_metric_declares_the_truth_that_it_looks_at(name: str, without: str) -> None:
+    """By it, results are known: truth that is not declared could change and its numbers would stay."""
+    model = load_model(tiny_vit(), input_size=32, mean=[0.5] * 3, std=[0.5] * 3)
+    case, chosen = a_case(model), load_metric(small(name))
+    if without in chosen.needs:
+        pytest.skip(f"it needs {without}")
+    watched = Watched.__new__(Watched)
+    object.__setattr__(watched, "read", set())
+    for field, value in vars(case.sample).items():
+        object.__setattr__(watched, field, None if field == without else value)
+    case.sample = watched
+    with contextlib.suppress(MetricError):
+        chosen(case)
+    assert watched.read <= chosen.needs | chosen.looks_at
 
 
 # A perfect map

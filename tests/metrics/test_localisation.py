@@ -120,6 +120,10 @@ def test_segmentation(values: Tensor, ignore: Tensor | None) -> None:
     assert found["miou"] == pytest.approx(np.mean(ious))
     assert found["segmentation_ap"] == pytest.approx(average_precision_score(both_labels, both_scores), abs=1e-9)
     assert found["segmentation_f1"] == pytest.approx(f1_score(truth, predicted, zero_division=0))
+    rows = [np.flatnonzero(row) for row in counted]
+    ours = unit(values) > unit(values).mean()
+    each = [f1_score(MASK.numpy()[y, x], ours[y, x], zero_division=0) for y, x in enumerate(rows) if len(x)]
+    assert found["segmentation_f1_rows"] == pytest.approx(np.mean(each), abs=1e-6)
     assert found["labelled_pixels"] == counted.sum()
 
 
@@ -377,7 +381,7 @@ def test_pictures_the_model_does_not_recognise_are_left_out(cell: str) -> None:
 
 
 def test_too_few_pictures_give_fewer_mosaics_and_a_warning() -> None:
-    with pytest.warns(AhaWarning, match="sufficed for 2 of 5 mosaics"):
+    with pytest.warns(AhaWarning, match="enough images for 2 of 5 mosaics"):
         assert len(list(build_mosaics(target(), pictures(11, 6), count=5))) == 2
 
 

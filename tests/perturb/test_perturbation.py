@@ -120,7 +120,8 @@ def test_rise_blur_is_a_zero_padded_convolution_after_normalisation(model) -> No
     assert torch.allclose(ours, direct, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in REFERENCES if name not in ("image", "adaptive_blur")])
+# One reads a file, one may fail, and one is made of the other images of the batch.
+@pytest.mark.parametrize("name", [n for n in REFERENCES if n not in ("image", "adaptive_blur", "neighbours")])
 def test_references_have_the_images_shape_and_leave_it_alone(name: str, model) -> None:
     pixels = torch.rand(2, 3, 32, 32)
     kept = pixels.clone()

@@ -8,6 +8,7 @@ from aha.metrics import (  # noqa: F401  # for the sake of what they register
     cost,
     deletion,
     energy_in_box,
+    fidelity_bounded,
     grid_pointing,
     information_curve,
     ins_del,
@@ -20,8 +21,12 @@ from aha.metrics import (  # noqa: F401  # for the sake of what they register
     positive,
     randomisation,
     region,
+    road,
+    saco,
     segmentation,
+    single_deletion,
     sparseness,
+    srg,
     stability,
 )
 from aha.metrics.base import ARROWS, METRICS, Metric, Pooled, Value, directions, load_metric, metric, side_columns

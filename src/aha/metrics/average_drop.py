@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from aha.errors import MetricError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case, Perturbation
-from aha.metrics.curves import AVERAGE, References
+from aha.metrics.curves import References, averaged
 from aha.perturb.references import Black, Blur, Mean, Reference
 
-SMALLEST = 1e-8  # below this a relative drop is noise
+SMALLEST = 1e-8  # below this too low for a relative drop
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,6 @@ class BlendMetric(Metric):
         after = case.scores(case.outputs(list(self.perturbations(case)))).tolist()
         return [(reference, before, float(score)) for reference, score in zip(self.references, after, strict=True)]
 
-    @staticmethod
-    def with_average(values: list[Value]) -> list[Value]:
-        """The values and, where there are several, their average over the references."""
-        if len(values) < 2:
-            return values
-        return [*values, Value(values[0].column, sum(v.value for v in values) / len(values), AVERAGE)]
-
 
 @metric(
     "average_drop",
@@ -52,14 +45,14 @@ class BlendMetric(Metric):
 )
 @dataclass(frozen=True)
 class AverageDrop(BlendMetric):
-    """`100 * max(0, y - o) / y` in percent. It favours dense maps, so the mean of the scaled map stands beside it."""
+    """`100 * max(0, y - o) / y` in percent. It favours dense maps, so the mean of the scaled map is reported too."""
 
     def __call__(self, case: Case) -> list[Value]:
         values = []
         for reference, before, after in self.confidences(case):
             if before < SMALLEST:
                 raise MetricError(
-                    f"{case.sample.name}: class {case.target} has the score {before:.1e}; a relative drop is noise"
+                    f"{case.sample.name}: class {case.target} has the score {before:.1e}; too low for a relative drop"
                 )
             values.append(Value("average_drop", 100 * max(0.0, before - after) / before, str(reference)))
-        return [*self.with_average(values), Value("map_mean", float(case.unit_map().mean()))]
+        return [*averaged(values), Value("map_mean", float(case.unit_map().mean()))]

@@ -46,12 +46,14 @@ class Metric(Spec):
         bounds: the range of the numbers.
         needs: what a case must have: "mask", "boxes", "grid" (a mosaic's cells), "method" (maps cannot be recomputed
             for maps that came from a file).
+        looks_at: what it takes into account where a case has it, beside what it needs.
         citation: where the metric comes from.
     """
 
     columns: ClassVar[Mapping[str, Direction]] = {}
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     needs: ClassVar[frozenset[str]] = frozenset()
+    looks_at: ClassVar[frozenset[str]] = frozenset()
     citation: ClassVar[str] = ""
 
     @abstractmethod
@@ -80,13 +82,14 @@ def metric(
     columns: Mapping[str, Direction],
     bounds: tuple[float, float] = (0.0, 1.0),
     needs: Iterable[str] = (),
+    looks_at: Iterable[str] = (),
     citation: str = "",
 ) -> Callable[[M], M]:
     """Class decorator that registers a metric; the name is also its file."""
 
     def add(cls: M) -> M:
         cls.name, cls.columns, cls.bounds = name, dict(columns), bounds
-        cls.needs, cls.citation = frozenset(needs), citation
+        cls.needs, cls.looks_at, cls.citation = frozenset(needs), frozenset(looks_at), citation
         METRICS.register(name)(cls)
         return cls
 

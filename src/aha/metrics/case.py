@@ -8,15 +8,17 @@ Shapes: pixels (C, H, W) in [0, 1]; map (H, W); outputs (S, K).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from aha.errors import MetricError
 from aha.models import TargetModel
+from aha.models.scores import are_usable
 from aha.perturb.perturbation import Ties, deletion_masks, insertion_masks, perturbed_outputs, rank_pixels
 from aha.perturb.references import Reference
 
@@ -26,10 +28,26 @@ Explain = Callable[[TargetModel, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
+class Part:
+    """Base of what can be removed beside the first pixels of an order: a value, under which outputs are kept.
+
+    Attributes:
+        is_shared: it is the same for every map of the image, so that the model is asked about it once.
+    """
+
+    is_shared: ClassVar[bool] = False
+
+    @abstractmethod
+    def removed(self, case: Case) -> Tensor:
+        """Where (H, W) pixels go, True."""
+
+
+@dataclass(frozen=True)
 class Perturbation:
     """One perturbed image of a case: the `count` most important pixels deleted, or alone inserted, or a soft blend.
 
-    `count=None` shows the image through the map itself, scaled to [0, 1], instead of through a hard mask.
+    `count=None` shows the image through the map itself, scaled to [0, 1], instead of through a hard mask, or without a
+    `part` of it.
     """
 
     kind: Kind
@@ -37,6 +55,12 @@ class Perturbation:
     count: int | None
     grid: tuple[int, int] | None = None
     ties: Ties = "random"
+    part: Part | None = None
+
+
+def without(reference: Reference, part: Part) -> Perturbation:
+    """The image without a part of it."""
+    return Perturbation("delete", reference, None, part=part)
 
 
 @dataclass
@@ -80,6 +104,13 @@ class Sample:
     def know_clean(self, outputs: Tensor) -> None:
         """Takes the outputs (K,) of the untouched image from a caller who has them."""
         self._clean = outputs
+
+    def check_outputs(self) -> None:
+        """Refuses an image of which the model is known to say what is no number: no score of it means anything."""
+        if self._clean is not None and not bool(are_usable(self._clean)):
+            raise MetricError(
+                f"{self.name}: the model's outputs for it are NaN or infinite, so nothing can be measured"
+            )
 
     def reference(self, chosen: Reference, target: int) -> Tensor:
         """The reference (C, H, W) of this image; made once per class, since some depend on it."""
@@ -137,6 +168,7 @@ class Case:
             )
         if not bool(self.values.isfinite().all()):
             raise MetricError(f"{self.sample.name}: the map of {self.method} has values that are not finite")
+        self.sample.check_outputs()
 
     @property
     def model(self) -> TargetModel:
@@ -186,7 +218,10 @@ class Case:
     def outputs(self, wanted: Sequence[Perturbation]) -> Tensor:
         """Outputs (S, K) of perturbed images, each asked of the model at most once."""
         self.prepare(wanted)
-        return torch.stack([self._outputs[self._canonical(p)] for p in wanted])
+        found = torch.stack([self._outputs[self._canonical(p)] for p in wanted])
+        if not bool(are_usable(found).all()):
+            raise MetricError(f"{self.sample.name}: the model's outputs for perturbed images are NaN or infinite")
+        return found
 
     def prepare(self, wanted: Iterable[Perturbation]) -> None:
         """Asks the model for all outputs that are not known yet, in one stream of full batches."""
@@ -205,6 +240,10 @@ class Case:
                 shared = self.sample.clean if is_clean else self.sample.blank(chosen, self.target)
                 if shared is not None:
                     self._outputs[perturbation] = shared
+            elif perturbation.part is not None:
+                known = self.sample.cache.get((perturbation, self.target))
+                if isinstance(known, Tensor):
+                    self._outputs[perturbation] = known
         return [p for p in unknown if p not in self._outputs]
 
     def know(self, perturbation: Perturbation, outputs: Tensor) -> None:
@@ -212,6 +251,8 @@ class Case:
         self._outputs[perturbation] = outputs
         if perturbation.count == 0:
             self.sample.know_blank(perturbation.reference, self.target, outputs)
+        if perturbation.part is not None and perturbation.part.is_shared:
+            self.sample.cache[perturbation, self.target] = outputs
 
     def _canonical(self, perturbation: Perturbation) -> Perturbation:
         """One name per picture: all deleted is nothing inserted, all inserted is nothing deleted."""
@@ -224,6 +265,8 @@ class Case:
 
     def mask(self, perturbation: Perturbation) -> Tensor:
         """The keep mask (H, W) of a perturbed image: boolean, or soft where it shows the map itself."""
+        if perturbation.part is not None:
+            return ~perturbation.part.removed(self)
         if perturbation.count is None:
             keep = self.unit_map()
             return keep if perturbation.kind == "insert" else 1 - keep
@@ -250,6 +293,7 @@ def ask_model(wanted: Iterable[tuple[Case, Perturbation]]) -> None:
         torch.stack([case.sample.reference(chosen, case.target) for case, chosen in shown]),
         torch.tensor(owners, device=model.device),
         lambda part: _stacked([case.mask(p) for case, p in missing[part]]),
+        [chosen for _, chosen in shown],
     )
     for (case, perturbation), outputs in zip(missing, results, strict=True):
         case.know(perturbation, outputs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from aha.metrics.average_drop import BlendMetric
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case
+from aha.metrics.curves import averaged
 
 
 @metric(
@@ -21,6 +22,4 @@ class ConfidenceIncrease(BlendMetric):
 
     def __call__(self, case: Case) -> list[Value]:
         found = self.confidences(case)
-        return self.with_average(
-            [Value("confidence_increase", 100.0 * (after > before), str(r)) for r, before, after in found]
-        )
+        return averaged([Value("confidence_increase", 100.0 * (after > before), str(r)) for r, before, after in found])

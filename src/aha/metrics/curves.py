@@ -21,7 +21,7 @@ from aha.errors import MetricError, SpecError
 from aha.metrics.adaptive import FINEST, filled_in, first_places, further_places, height_errors
 from aha.metrics.base import Metric, Value
 from aha.metrics.case import Case, Kind, Perturbation
-from aha.perturb.perturbation import Ties, area, grid_of, step_counts
+from aha.perturb.perturbation import Ties, area, grid_of, response_curve, step_counts
 from aha.perturb.references import Black, Blur, Mean, Reference
 
 AVERAGE = "average"  # of the references; "mean" is a reference itself
@@ -187,10 +187,15 @@ class CurveMetric(Metric):
 
     def each_reference(self, column: str, references: References, number: Callable[[Reference], float]) -> list[Value]:
         """The number for every reference, and their average; one that cannot be built makes the case fail."""
-        values = [Value(column, number(reference), str(reference)) for reference in references]
-        if len(values) > 1:
-            values.append(Value(column, sum(v.value for v in values) / len(values), AVERAGE))
-        return values
+        return averaged([Value(column, number(reference), str(reference)) for reference in references])
+
+
+def averaged(values: Sequence[Value]) -> list[Value]:
+    """The values and, of each column with several, their average over the references."""
+    columns: dict[str, list[float]] = {}
+    for value in values:
+        columns.setdefault(value.column, []).append(value.value)
+    return [*values, *(Value(name, sum(own) / len(own), AVERAGE) for name, own in columns.items() if len(own) > 1)]
 
 
 def _rise(fractions: Sequence[float]) -> bool:
@@ -213,14 +218,8 @@ def refuse_partial(chosen: CurveMetric) -> None:
         raise SpecError(f"{chosen.name}: a rescaled curve needs fractions from 0 to 1")
 
 
-def rescaled(answers: Tensor, start: Tensor, end: Tensor, *, rising: bool) -> Tensor:
-    """MDA's response curve (S,): 0 at the reference, 1 at the clean image, clipped, and made monotone.
-
-    The published code divides by the absolute difference and takes the running maximum (insertion) or minimum.
-    """
-    blank, clean = (start, end) if rising else (end, start)
-    span = (clean - blank).abs()
-    if span < 1e-12:
+def rescaled(answers: Tensor, *, rising: bool) -> Tensor:
+    """MDA's response curve (S,) (`response_curve`); a curve whose ends are alike has no scale and is refused."""
+    if (answers[-1] - answers[0]).abs() < 1e-12:
         raise MetricError("the reference gives the class the same score as the image, so the curve has no scale")
-    curve = ((answers - blank) / span).clamp(0, 1)
-    return curve.cummax(dim=0).values if rising else curve.cummin(dim=0).values
+    return response_curve(answers, rising=rising)

@@ -17,7 +17,7 @@ def deletion_area(chosen: CurveMetric, case: Case, reference: Reference, normali
     curve = chosen.curve(case, "delete", reference)
     answers = case.scores(curve.outputs).cpu()  # (S,)
     if normalised:
-        answers = rescaled(answers, answers[0], answers[-1], rising=False)
+        answers = rescaled(answers, rising=False)
     return chosen.area_under(case, curve, answers)
 
 

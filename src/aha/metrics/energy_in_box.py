@@ -13,6 +13,7 @@ from aha.metrics.localisation import box_region, counted_pixels, map_of, positiv
     "energy_in_box",
     columns={"energy_in_box": "higher"},
     needs={"boxes"},
+    looks_at={"mask"},
     citation="Wang et al. (Score-CAM), CVPR workshops 2020",
 )
 @dataclass(frozen=True)

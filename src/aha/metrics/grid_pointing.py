@@ -12,7 +12,13 @@ from aha.metrics.case import Case
 from aha.metrics.localisation import cell_region, check_blur, counted_pixels, map_of, positive_share, smoothed
 
 
-@metric("grid_pointing", columns={"grid_pointing": "higher"}, needs={"grid"}, citation="Rao et al., CVPR 2022, eq. 1")
+@metric(
+    "grid_pointing",
+    columns={"grid_pointing": "higher"},
+    needs={"grid"},
+    looks_at={"mask"},
+    citation="Rao et al., CVPR 2022, eq. 1",
+)
 @dataclass(frozen=True)
 class GridPointing(Metric):
     """Positive mass in the explained class's cell / total positive mass; 0 for a map with less mass than 1e-7.

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy.interpolate import LinearNDInterpolator
 
 Picture = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
@@ -25,6 +24,8 @@ def interpolated(picture: Picture, known: Mask) -> Picture:
 
     One triangulation serves all channels. Pixels outside every triangle, by rounding at most, get the mean colour.
     """
+    from scipy.interpolate import LinearNDInterpolator
+
     known = known.copy()
     known[[0, 0, -1, -1], [0, -1, 0, -1]] = True
     if known.all():

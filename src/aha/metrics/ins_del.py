@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aha.errors import SpecError
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
-from aha.metrics.curves import AVERAGE, CurveMetric, References
+from aha.metrics.curves import CurveMetric, References, averaged
 from aha.metrics.deletion import deletion_area
 from aha.metrics.insertion import insertion_area
 
@@ -16,7 +16,7 @@ from aha.metrics.insertion import insertion_area
 @metric("ins_del", columns={"ins_del": "higher"}, bounds=(-1.0, 1.0), citation="AHA table 1")
 @dataclass(frozen=True)
 class InsDel(CurveMetric):
-    """Insertion minus Deletion; zero for an order that knows nothing.
+    """Insertion minus Deletion; about zero for an uninformative order.
 
     Attributes:
         insert_into: references of the insertion, where a protocol uses others than for the deletion.
@@ -42,6 +42,4 @@ class InsDel(CurveMetric):
             )
             name = str(removed) if removed == empty else f"{removed} / {empty}"
             values.append(Value("ins_del", difference, name))
-        if len(values) > 1:
-            values.append(Value("ins_del", sum(v.value for v in values) / len(values), AVERAGE))
-        return values
+        return averaged(values)

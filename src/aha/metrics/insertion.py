@@ -16,7 +16,7 @@ def insertion_area(chosen: CurveMetric, case: Case, reference: Reference, normal
     curve = chosen.curve(case, "insert", reference)
     answers = case.scores(curve.outputs).cpu()  # (S,)
     if normalised:
-        answers = rescaled(answers, answers[0], answers[-1], rising=True)
+        answers = rescaled(answers, rising=True)
     return chosen.area_under(case, curve, answers)
 
 

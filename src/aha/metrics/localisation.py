@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchvision.transforms.functional import gaussian_blur
 
 from aha.errors import MetricError, SpecError
 from aha.metrics.case import Case
@@ -70,6 +69,8 @@ def _not_empty(region: Tensor, case: Case, what: str) -> Tensor:
 
 def smoothed(values: Tensor, kernel: int, sigma: float) -> Tensor:
     """The map (H, W) after a Gaussian blur with reflected borders (OpenCV's default); kernel 1 leaves it alone."""
+    from torchvision.transforms.functional import gaussian_blur
+
     size = min(kernel, 2 * min(values.shape) - 1)  # reflection cannot reach beyond the opposite border
     return gaussian_blur(values[None], [size, size], [sigma, sigma])[0]  # type: ignore[no-any-return]
 

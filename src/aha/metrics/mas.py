@@ -74,7 +74,7 @@ class MAS(CurveMetric):
         """MAS score, area of the response, mean alignment penalty."""
         rising = curve.kind == "insert"
         answers = case.scores(curve.outputs).cpu()
-        response = rescaled(answers, answers[0], answers[-1], rising=rising)
+        response = rescaled(answers, rising=rising)
         density = cumulative_mass(case, curve.fractions).to(response)
         density = density if rising else 1 - density
         penalty = (response - density).abs()

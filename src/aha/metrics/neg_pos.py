@@ -14,7 +14,7 @@ from aha.metrics.positive import AccuracyMetric, Positive
 @metric("neg_pos", columns={"neg_pos": "higher"}, bounds=(-1.0, 1.0), citation="AHA table 1")
 @dataclass(frozen=True)
 class NegPos(AccuracyMetric):
-    """Negative minus Positive; zero for an order that knows nothing."""
+    """Negative minus Positive; about zero for an uninformative order."""
 
     def perturbations(self, case: Case) -> Iterable[Perturbation]:
         for part in self._parts():

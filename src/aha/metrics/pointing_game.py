@@ -23,7 +23,12 @@ def grown(region: Tensor, radius: int) -> Tensor:
     return F.conv2d(region[None, None].float(), disc[None, None], padding=radius)[0, 0] > 0.5
 
 
-@metric("pointing_game", columns={"pointing_game": "higher"}, citation="Zhang et al., ECCV 2016")
+@metric(
+    "pointing_game",
+    columns={"pointing_game": "higher"},
+    looks_at={"mask", "boxes"},
+    citation="Zhang et al., ECCV 2016",
+)
 @dataclass(frozen=True)
 class PointingGame(Metric):
     """1 if the map's largest pixel lies on the object, else 0; of several largest pixels, the share that does.

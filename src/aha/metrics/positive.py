@@ -22,6 +22,14 @@ Against = Literal["target", "label"]
 _COARSER = 4.0  # a number of jumps from nothing to all takes many more points to be as sure as an area under scores
 
 
+def class_against(case: Case, against: Against) -> int:
+    """The class that counts as recognised."""
+    label = case.target if against == "target" else case.sample.label
+    if label is None:
+        raise MetricError(f"{case.sample.name}: accuracy against the label needs a label")
+    return label
+
+
 @dataclass(frozen=True)
 class AccuracyMetric(CurveMetric):
     """Base of the metrics that ask whether the class is still recognised.
@@ -53,10 +61,7 @@ class AccuracyMetric(CurveMetric):
         return [recognition_errors(own, along) for own, along in zip(places, margins, strict=True)]
 
     def _label(self, case: Case) -> int:
-        label = case.target if self.against == "target" else case.sample.label
-        if label is None:
-            raise MetricError(f"{case.sample.name}: accuracy against the label needs a label")
-        return label
+        return class_against(case, self.against)
 
 
 @metric("positive", columns={"positive": "lower"}, citation="Chefer et al., CVPR 2021")

@@ -40,6 +40,7 @@ def support_of(values: Tensor, rule: Support) -> Tensor:
         "region_precision": "higher",
         "region_recall": "higher",
     },
+    looks_at={"mask"},
     citation="VAR, arXiv 2503.07346; Rao et al., CVPR 2022",
 )
 @dataclass(frozen=True)

@@ -50,6 +50,13 @@ def overlap(predicted: Tensor, truth: Tensor) -> Overlap:
     return Overlap(fg_both, fg_any, total - fg_any, total - fg_both, fg_both + total - fg_any, total)
 
 
+def f1_of_rows(predicted: Tensor, truth: Tensor, counted: Tensor) -> float:
+    """Mean over the rows of pixels of the F1 of a predicted and a true object (H, W), all bool, where it is counted."""
+    both, either = predicted & truth & counted, (predicted & counted).int() + (truth & counted).int()
+    scores = 2 * both.sum(dim=1) / either.sum(dim=1).clamp(min=1)
+    return float(scores[counted.any(dim=1)].double().mean())
+
+
 @metric(
     "segmentation",
     columns={
@@ -57,6 +64,7 @@ def overlap(predicted: Tensor, truth: Tensor) -> Overlap:
         "miou": "higher",
         "segmentation_ap": "higher",
         "segmentation_f1": "higher",
+        "segmentation_f1_rows": "higher",
         **dict.fromkeys(COUNTS, "neither"),
     },
     bounds=(0.0, math.inf),
@@ -71,8 +79,10 @@ class Segmentation(Metric):
     `dataset_pixel_accuracy`. The per-image columns `miou` and `pixel_accuracy` weigh every image alike and differ.
 
     `segmentation_ap` is the published "mAP": average precision over both classes at once, [1 - map, map] against
-    [background, object]; chance is about one half. The threshold is always the mean over all pixels of the map; one
-    chosen per image by the truth would be an oracle. Ignored pixels do not count.
+    [background, object]; chance is about one half. `segmentation_f1` is the F1 of the image. The published "F1" is
+    `segmentation_f1_rows`: its code hands over an image where a batch is expected, and so takes the mean of the F1 of
+    each row of pixels, 0 for those that neither the map nor the object reaches. The threshold is always the mean over
+    all pixels of the map; one chosen per image by the truth would be an oracle. Ignored pixels do not count.
     """
 
     def __call__(self, case: Case) -> list[Value]:
@@ -87,6 +97,7 @@ class Segmentation(Metric):
             Value("miou", counts.miou),
             Value("segmentation_ap", both),
             Value("segmentation_f1", counts.f1),
+            Value("segmentation_f1_rows", f1_of_rows(unit > unit.mean(), mask_region(case), counted)),
             *(Value(name, float(count)) for name, count in zip(COUNTS, counts, strict=True)),
         ]
 

@@ -11,7 +11,7 @@ Shapes: images and blanks (B, C, H, W) model inputs; masks (m, H, W), 1 keeps th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from aha.core.progress import in_parts
 from aha.models import TargetModel
 from aha.models.scores import Score
-from aha.perturb.perturbation import blend
+from aha.perturb.perturbation import blend, filled
 from aha.perturb.references import Reference, ZerosNormalised, reference_inputs
 
 Scale = Literal["score", "logit"]
@@ -33,13 +33,18 @@ Masks = Callable[[slice], Tensor]
 
 @dataclass(frozen=True)
 class MaskedModel:
-    """One image (C, H, W), what stands in for its removed pixels (C, H, W), and the classes (k,) asked about."""
+    """One image (C, H, W), what stands in for its removed pixels (C, H, W), and the classes (k,) asked about.
+
+    Attributes:
+        reference: what the blank is made by, since some references depend on the mask too.
+    """
 
     model: TargetModel
     image: Tensor
     blank: Tensor
     classes: Tensor
     score: Score
+    reference: Reference = field(default_factory=ZerosNormalised)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -51,7 +56,8 @@ class MaskedModel:
 
         def run(part: slice) -> tuple[Tensor, Tensor]:
             keep = masks(part).to(self.image)
-            return keep, self.read(self.model.outputs(blend(self.image, self.blank, keep)))
+            blank = filled(self.model, self.image, self.blank, keep, [self.reference])
+            return keep, self.read(self.model.outputs(blend(self.image, blank, keep)))
 
         return self.model.chunks.stream(run, count)
 
@@ -80,11 +86,14 @@ def explain_each(
     scale: Scale = "score",
 ) -> Tensor:
     """Maps (B, h, w) of a batch from `explain`, which gives those (k, h, w) of one image and all its classes."""
-    blanks = reference_inputs(reference or ZerosNormalised(), model, images, classes)
+    chosen = reference or ZerosNormalised()
+    blanks = reference_inputs(chosen, model, images, classes)
     score = model.score if scale == "score" else model.score.differentiated()
     # Several classes of one image arrive as copies that follow each other. Some references depend on the class: then
     # the copies have different blanks and are different questions.
     is_new = ((images[1:] != images[:-1]) | (blanks[1:] != blanks[:-1])).flatten(1).any(dim=1)  # (B - 1,)
     bounds = [0, *(is_new.nonzero().flatten() + 1).tolist(), len(images)]
     rows = in_parts([*pairwise(bounds)])
-    return torch.cat([explain(MaskedModel(model, images[i], blanks[i], classes[i:end], score)) for i, end in rows])
+    return torch.cat(
+        [explain(MaskedModel(model, images[i], blanks[i], classes[i:end], score, chosen)) for i, end in rows]
+    )

@@ -11,7 +11,7 @@ keeps the image and 0 shows the reference; outputs (R, K).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from aha.core.seeds import generator_of
 from aha.models import TargetModel
+from aha.perturb.filling import Filling
+from aha.perturb.references import Reference, with_normalisation
 
 Ties = Literal["random", "raster"]
 
@@ -72,12 +74,34 @@ def blend(pixels: Tensor, reference: Tensor, keep: Tensor) -> Tensor:
     return torch.lerp(reference, pixels, keep.unsqueeze(-3).to(pixels))
 
 
+def filled(model: TargetModel, inputs: Tensor, blanks: Tensor, keep: Tensor, kinds: Sequence[Reference]) -> Tensor:
+    """What stands in for removed pixels, as model inputs (R, C, H, W), now that it is known which these are.
+
+    Args:
+        model: says what pixels are.
+        inputs: the images (R, C, H, W), or one (C, H, W) for all rows.
+        blanks: what stands in for them where that does not matter, as `inputs`.
+        keep: keep masks (R, H, W).
+        kinds: the reference of each row, or one for all.
+    """
+    rows = {kind: [row for row, own in enumerate(kinds) if own == kind] for kind in kinds if isinstance(kind, Filling)}
+    if not rows:
+        return blanks
+    model, shape = with_normalisation(model, inputs), (len(keep), *inputs.shape[-3:])
+    images, found = inputs.expand(shape), blanks.expand(shape).clone()
+    for kind, own in rows.items():
+        place = torch.tensor(own, device=inputs.device) if len(kinds) > 1 else slice(None)
+        found[place] = model.to_inputs(kind.fill(model.to_pixels(images[place]), keep[place].to(inputs.device)))
+    return found
+
+
 def perturbed_outputs(
     model: TargetModel,
     pixels: Tensor,
     references: Tensor,
     owners: Tensor,
     masks: Callable[[slice], Tensor],
+    kinds: Sequence[Reference] = (),
 ) -> Tensor:
     """Raw outputs (R, K) for R perturbed images, made and run in chunks: memory does not grow with R.
 
@@ -87,13 +111,15 @@ def perturbed_outputs(
         references: what stands in for removed pixels (B, C, H, W), one per image.
         owners: which image (R,) each row perturbs.
         masks: keep masks (r, H, W) of a slice of the rows, boolean or soft; gradients flow through soft ones.
+        kinds: which reference each image's is, for those that depend on what is removed.
     """
     # Normalised once, not per row: a mixture of normalised images is the normalised mixture.
     images, blanks = model.to_inputs(pixels), model.to_inputs(references)
 
     def run(part: slice) -> Tensor:
-        rows = owners[part]
-        return model.outputs(blend(images[rows], blanks[rows], masks(part)))
+        rows, keep = owners[part], masks(part)
+        own = [kinds[row] for row in rows.tolist()] if kinds else []
+        return model.outputs(blend(images[rows], filled(model, images[rows], blanks[rows], keep, own), keep))
 
     return torch.cat(model.chunks.run(run, len(owners)))
 
@@ -107,6 +133,17 @@ def step_counts(num_pixels: int, steps: int) -> list[int]:
 def area(fractions: Tensor, values: Tensor) -> Tensor:
     """Mean height (...) of curves (..., S) over their range, by the trapezoid rule (rule T of the protocols)."""
     return torch.trapezoid(values, fractions) / (fractions[-1] - fractions[0])
+
+
+def response_curve(answers: Tensor, *, rising: bool) -> Tensor:
+    """Answers (S,) from reference to image (rising) or back: 0 at the one, 1 at the other, clipped and monotone.
+
+    As in the code of MAS and MDA: by the absolute difference of the ends, with the running maximum from the reference
+    on where pixels are inserted, and the running minimum from the image on where they are deleted.
+    """
+    blank, clean = (answers[0], answers[-1]) if rising else (answers[-1], answers[0])
+    curve = ((answers - blank) / (clean - blank).abs().clamp(min=1e-12)).clamp(0, 1)
+    return curve.cummax(dim=0).values if rising else curve.cummin(dim=0).values
 
 
 def grid_of(values: Tensor) -> tuple[int, int] | None:
@@ -129,9 +166,11 @@ __all__ = [
     "area",
     "blend",
     "deletion_masks",
+    "filled",
     "grid_of",
     "insertion_masks",
     "perturbed_outputs",
     "rank_pixels",
+    "response_curve",
     "step_counts",
 ]

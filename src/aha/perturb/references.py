@@ -1,7 +1,8 @@
 """What stands in for removed pixels, always given in pixels of [0, 1].
 
 A reference is a spec like a method: `black`, `blur(kernel=31, sigma=10)`. Zero after normalisation is not black: it is
-the mean colour, and both have a name here because published protocols use both.
+the mean colour, and both have a name here because published protocols use both. Those that are made of patches are in
+`rearranged.py`, those that depend on which pixels are removed in `filling.py`.
 
 Shapes: pixels and references (B, C, H, W); classes (B,).
 """
@@ -19,9 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from scipy.ndimage import gaussian_filter1d
 from torch import Tensor
-from torchvision.transforms.functional import gaussian_blur
 
 from aha.core.registry import Registry
 from aha.core.seeds import generator_of
@@ -75,13 +74,19 @@ def reference_inputs(chosen: Reference, model: TargetModel, inputs: Tensor, clas
     check_reference(chosen, model)
     if isinstance(chosen, ZerosNormalised):
         return torch.zeros_like(inputs)  # exactly, which the way to pixels and back is not
-    if model.preprocessing is None:  # any normalisation will do for what follows from the image
-        model = copy(model)  # the wrapper only: the module, its lock and its counts are shared
-        model.preprocessing = Preprocessing((inputs.shape[-2], inputs.shape[-1]), mean=(0.0,), std=(1.0,))
+    model = with_normalisation(model, inputs)
     found = model.to_inputs(chosen(model, model.to_pixels(inputs), classes))
     if not found.isfinite().all():
         raise SpecError(f"{chosen} does not hide the class of every image; choose another reference, such as blur")
     return found
+
+
+def with_normalisation(model: TargetModel, inputs: Tensor) -> TargetModel:
+    """The model, or one that takes inputs for pixels: any normalisation will do for what follows from the image."""
+    if model.preprocessing is None:
+        model = copy(model)  # the wrapper only: the module, its lock and its counts are shared
+        model.preprocessing = Preprocessing((inputs.shape[-2], inputs.shape[-1]), mean=(0.0,), std=(1.0,))
+    return model
 
 
 def check_reference(chosen: Reference, model: TargetModel) -> None:
@@ -129,6 +134,23 @@ class Mean(Reference):
         return colour.view(1, -1, 1, 1).expand_as(pixels)
 
 
+@reference("own_mean")
+@dataclass(frozen=True)
+class OwnMean(Reference):
+    """The mean colour of the picture itself."""
+
+    is_pixels: ClassVar[bool] = False
+
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """The colour everywhere."""
+        return own_mean(pixels)
+
+
+def own_mean(pixels: Tensor) -> Tensor:
+    """Each picture's mean colour, at every pixel (B, C, H, W)."""
+    return pixels.mean(dim=(2, 3), keepdim=True).expand_as(pixels)
+
+
 @reference("zeros_normalised")
 @dataclass(frozen=True)
 class ZerosNormalised(Reference):
@@ -162,6 +184,8 @@ class Blur(Reference):
 
 def blurred(pixels: Tensor, kernel: int, sigma: float) -> Tensor:
     """Pixels (B, C, H, W) under a Gaussian."""
+    from torchvision.transforms.functional import gaussian_blur  # here: a seconds' import, for those who blur
+
     # Reflection cannot reach beyond the opposite border; tiny images get the largest kernel that fits.
     size = min(kernel, 2 * min(pixels.shape[-2:]) - 1)
     # Along one side and then the other: with both at once, the work would grow with the kernel's area.
@@ -215,7 +239,9 @@ class AdaptiveBlur(Reference):
     def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
         """The first blur that hides the class."""
         if not model.score.splits_single:
-            raise SpecError(f"{self.name} hides a class; a regression has none. Take blur, for instance")
+            raise SpecError(
+                f"{self.name} hides a class, and a regression has none; use another reference, such as blur"
+            )
         probability = model.score if model.score.is_probability else SCORES["softmax"]
         result = torch.full_like(pixels, torch.nan)
         open_rows = torch.arange(len(pixels), device=pixels.device)
@@ -273,15 +299,18 @@ class ReferenceImage(Reference):
 
     def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
         """The picture, for every image."""
-        from aha.core.pictures import read_image
+        return picture_pixels(model, self.path, pixels).expand_as(pixels)
 
-        inputs, _ = model.stated_preprocessing()(read_image(self.path))
-        picture = model.to_pixels(inputs).to(pixels)
-        if picture.shape != pixels.shape[1:]:
-            raise SpecError(
-                f"the reference {self.path} gives {tuple(picture.shape)}, the images {tuple(pixels.shape[1:])}"
-            )
-        return picture.expand_as(pixels)
+
+def picture_pixels(model: TargetModel, path: str, like: Tensor) -> Tensor:
+    """A picture of the user's as pixels (C, H, W), which must fit images (B, C, H, W)."""
+    from aha.core.pictures import read_image
+
+    inputs, _ = model.stated_preprocessing()(read_image(path))
+    picture = model.to_pixels(inputs).to(like)
+    if picture.shape != like.shape[1:]:
+        raise SpecError(f"the reference {path} gives {tuple(picture.shape)}, the images {tuple(like.shape[1:])}")
+    return picture
 
 
 def rise_blurred(model: TargetModel, pixels: Tensor, kernel: int, sigma: float) -> Tensor:
@@ -298,6 +327,8 @@ def rise_blurred(model: TargetModel, pixels: Tensor, kernel: int, sigma: float) 
 @cache
 def rise_kernel(size: int, sigma: float) -> NDArray[np.float64]:
     """One axis (k,) of the RISE kernel: a centred impulse, filtered by a Gaussian that is reflected at the window."""
+    from scipy.ndimage import gaussian_filter1d
+
     impulse = np.zeros(size)
     impulse[size // 2] = 1
     found: NDArray[np.float64] = gaussian_filter1d(impulse, sigma)

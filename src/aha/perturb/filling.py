@@ -1,0 +1,123 @@
+"""References that follow from the pixels that are left: the holes are filled in from what surrounds them.
+
+They depend on which pixels are removed, so that they are made anew for every perturbed image (`filled` in
+`perturbation.py`). Where there is no mask to go by, at the start of integrated gradients or in training, whose masks
+are soft, they show what they show when nothing is left: the picture's mean colour.
+
+Shapes: pixels (R, C, H, W); keep (R, H, W), True where a pixel is left.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aha.core.seeds import generator_of
+from aha.errors import MissingExtra, SpecError
+from aha.models import TargetModel
+from aha.perturb.imputation import imputed
+from aha.perturb.references import Reference, own_mean, reference
+
+
+@dataclass(frozen=True)
+class Filling(Reference):
+    """Base of the references that depend on what is removed."""
+
+    is_pixels: ClassVar[bool] = False
+
+    def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
+        """The picture with nothing left of it."""
+        return self.fill(pixels, torch.zeros_like(pixels[:, 0], dtype=torch.bool))
+
+    def fill(self, pixels: Tensor, keep: Tensor) -> Tensor:
+        """The pictures with their holes filled; what is half there or more counts as left."""
+        keep = keep if keep.dtype == torch.bool else keep >= 0.5
+        found = pixels.detach().clone()
+        some, whole = keep.flatten(1).any(dim=1), keep.flatten(1).all(dim=1)
+        if bool((~some).any()):
+            found[~some] = own_mean(pixels[~some]).detach()
+        between = some & ~whole
+        if bool(between.any()):
+            found[between] = self.between(pixels[between].detach(), keep[between])
+        return self.finish(found, keep)
+
+    @abstractmethod
+    def between(self, pixels: Tensor, keep: Tensor) -> Tensor:
+        """The pictures, filled in, of each of which something is left and something is missing."""
+
+    def finish(self, pixels: Tensor, keep: Tensor) -> Tensor:
+        """A last change to filled pictures."""
+        return pixels
+
+
+@reference("imputed")
+@dataclass(frozen=True)
+class Imputed(Filling):
+    """ROAD's noisy linear imputation (Rong et al., ICML 2022): the weighted mean of the neighbours, and noise.
+
+    Attributes:
+        noise: standard deviation of the noise on removed pixels, of a pixel value in [0, 1].
+        seed: of the noise, which is the same for every image of one size.
+    """
+
+    noise: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise < 0:
+            raise SpecError(f"imputed: noise is a standard deviation, not {self.noise}")
+
+    def between(self, pixels: Tensor, keep: Tensor) -> Tensor:
+        """By one linear system for each picture."""
+        return imputed(pixels, keep)
+
+    def finish(self, pixels: Tensor, keep: Tensor) -> Tensor:
+        """With noise on what was removed."""
+        noise = torch.randn(pixels.shape[1:], generator=generator_of(self.seed)).to(pixels)
+        return torch.where(keep[:, None], pixels, pixels + self.noise * noise)
+
+
+@reference("inpainted")
+@dataclass(frozen=True)
+class Inpainted(Filling):
+    """Biharmonic inpainting by scikit-image: smooth surfaces that continue what surrounds the holes. Slow.
+
+    Attributes:
+        shrink: the filling is found on a picture so many times smaller, and enlarged: 4 takes a fifth of a second for
+            224 pixels, 1 several seconds.
+    """
+
+    shrink: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shrink < 1:
+            raise SpecError(f"inpainted: shrink must be at least 1, not {self.shrink}")
+
+    def between(self, pixels: Tensor, keep: Tensor) -> Tensor:
+        """One picture after the other."""
+        try:
+            from skimage.restoration import inpaint_biharmonic
+        except ImportError:
+            raise MissingExtra("inpainted", "superpixels") from None
+        size, shrink = (pixels.shape[-2], pixels.shape[-1]), min(self.shrink, *pixels.shape[-2:])
+        known = keep[:, None].to(pixels)
+        share = F.avg_pool2d(known, shrink, ceil_mode=True)  # (R, 1, h, w)
+        small = F.avg_pool2d(pixels * known, shrink, ceil_mode=True) / share.clamp(min=1e-12)
+        filled = [
+            inpaint_biharmonic(picture.permute(1, 2, 0).double().cpu().numpy(), hole.cpu().numpy(), channel_axis=-1)
+            for picture, hole in zip(small, share[:, 0] == 0, strict=True)
+        ]
+        coarse = torch.stack([torch.from_numpy(picture).to(pixels).permute(2, 0, 1) for picture in filled])
+        # From whole blocks to pixels; the last block of a side may reach beyond it.
+        large = F.interpolate(coarse, scale_factor=shrink, mode="bilinear", align_corners=False)
+        return torch.where(keep[:, None], pixels, large[..., : size[0], : size[1]])
+
+
+__all__ = ["Filling", "Imputed", "Inpainted"]
