@@ -125,8 +125,11 @@ def test_registers_stay_those_of_the_blank_run(images: Tensor) -> None:
 
 
 @torch.no_grad()
-def e_caap(vit: VisionTransformer, inputs: Tensor, label: int) -> Tensor:
-    """Eq. 7-9 head by head and token by token, the neighbourhood's tokens being those of the source throughout."""
+def e_caap(vit: VisionTransformer, inputs: Tensor, label: int, *, attended: bool = False) -> Tensor:
+    """Eq. 7-9 head by head and token by token, the neighbourhood's tokens being those of the source throughout.
+
+    With `attended`, the blank tokens' one value is not their mean, but as the blank run's class token weighs them.
+    """
     source, blank = states(vit, inputs), states(vit, white())
     heads, width = 2, 16
     scores = []
@@ -145,8 +148,11 @@ def e_caap(vit: VisionTransformer, inputs: Tensor, label: int) -> Tensor:
                 query, own_key, own_value = split(token)[h]
                 blank_query = split(blank[level][0, 0])[h][0]
                 outside = [split(blank[level][0, j])[h] for j in range(1, 17) if j not in inside]
-                z = sum(math.exp(float(blank_query @ key) / 4) for _, key, _ in outside)
+                sizes = [math.exp(float(blank_query @ key) / 4) for _, key, _ in outside]
+                z = sum(sizes)
                 prototype = torch.stack([split(blank[level][0, j])[h][2] for j in range(1, 17)]).mean(dim=0)
+                if attended:
+                    prototype = sum(size * value for size, (_, _, value) in zip(sizes, outside, strict=True)) / z
                 pairs = [(own_key, own_value), *(split(source[level][0, j])[h][1:] for j in inside)]
                 weights = [math.exp(float(query @ key) / 4) for key, _ in pairs]
                 top = sum(w * value for w, (_, value) in zip(weights, pairs, strict=True)) + z * prototype
@@ -159,7 +165,21 @@ def e_caap(vit: VisionTransformer, inputs: Tensor, label: int) -> Tensor:
 
 def test_the_efficient_form_is_its_formula(images: Tensor) -> None:
     vit, inputs = tiny_vit(), images[2:3].double()
-    agrees(caap(loaded(vit), inputs, "form='efficient', late='source'"), e_caap(vit, inputs, 3))
+    options = "form='efficient', late='source'"
+    agrees(caap(loaded(vit), inputs, f"{options}, prototype='mean'"), e_caap(vit, inputs, 3))
+    agrees(caap(loaded(vit), inputs, f"{options}, prototype='attended'"), e_caap(vit, inputs, 3, attended=True))
+
+
+def test_values_weighted_as_the_blank_run_attends_are_exact_where_queries_are_all_alike(images: Tensor) -> None:
+    vit = tiny_vit(depth=3)
+    with torch.no_grad():
+        for block in vit.blocks:
+            block.attn.qkv.weight[:32] = 0
+            block.attn.qkv.bias[:32] = 3 * torch.randn(32, generator=torch.Generator().manual_seed(1))
+    model, inputs = loaded(vit), images[:1].double()
+    exact = caap(model, inputs)
+    agrees(caap(model, inputs, "form='efficient'"), exact, 1e-6)
+    assert (caap(model, inputs, "form='efficient', prototype='mean'") - exact).abs().max() > 1e-3 * exact.max()
 
 
 def test_the_efficient_form_is_exact_where_blank_tokens_are_all_alike(images: Tensor) -> None:
@@ -172,7 +192,9 @@ def test_the_efficient_form_is_exact_where_blank_tokens_are_all_alike(images: Te
             block.attn.qkv.bias[:32] = 0
     model, inputs = loaded(vit), images[:1].double()
     for options in ("last=1", "last=2, neighbourhood='5x5'"):
-        agrees(caap(model, inputs, f"form='efficient', {options}"), caap(model, inputs, options), 1e-6)
+        for prototype in ("attended", "mean"):
+            found = caap(model, inputs, f"form='efficient', prototype={prototype!r}, {options}")
+            agrees(found, caap(model, inputs, options), 1e-6)
 
 
 # Other heads, other networks

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torchcam.methods import LayerCAM as TorchcamLayerCAM
+from torchvision.models import resnet18
 
+import aha
 from agreement import CHOSEN, Vit, agrees, native
 from aha.errors import CapabilityError, SpecError
-from aha.methods import load_method
+from aha.methods import check_fit, load_method
 from aha.methods.eigen_cam import first_projection
 from aha.methods.finer_cam import nearest_classes
 from aha.methods.grad_cam_pp import channel_weights
 from aha.models import load_model
-from fakes import CLASSES, TinyCNN, randomised
+from fakes import CLASSES, TinyCNN, randomised, tiny_vit
 
 
 @pytest.fixture
@@ -180,3 +184,66 @@ def test_layers_count_from_the_end(name: str, cnn: nn.Module, images: Tensor) ->
         load_method(f"{name}(layer=0)")
     with pytest.raises(SpecError, match="layer=-9 does not exist"):
         native(cnn, images, f"{name}(layer=-9)")
+
+
+# Layers by name
+
+
+def test_layers_may_be_named(images: Tensor) -> None:
+    module = randomised(resnet18(num_classes=5))
+    inputs = nn.functional.interpolate(images[:2], 64)
+    model = load_model(module)
+    for name in ("grad_cam", "grad_cam_pp", "hires_cam", "layer_cam", "eigen_cam", "ablation_cam", "finer_cam"):
+        by_name = aha.explain(model, inputs, f"{name}(layer='layer3')", 1).maps
+        assert torch.allclose(by_name, aha.explain(model, inputs, f"{name}(layer=-2)", 1).maps, atol=1e-6), name
+    inner = load_method("grad_cam(layer='layer2.0.conv1')")  # no stage at all
+    assert load_method(str(inner)) == inner
+    kept = module.layer2[0].conv1.register_forward_hook(lambda _module, _args, output: seen.append(output))
+    seen: list[Tensor] = []
+    score = module(inputs)[:, 1].sum()
+    kept.remove()
+    (slope,) = torch.autograd.grad(score, seen[0])
+    expected = (slope.mean(dim=(2, 3), keepdim=True) * seen[0]).sum(dim=1).relu().detach()
+    found = inner(model, inputs, torch.tensor([1, 1]))
+    assert torch.allclose(found, expected, atol=1e-6 * float(expected.max()))
+    assert model.layer_name(module.layer2[0].conv1) == "layer2.0.conv1"
+    with pytest.raises(aha.AhaError, match="module:ResNet has no such module: Linear"):
+        model.layer_name(nn.Linear(1, 1))
+
+
+def test_blocks_may_be_named(images: Tensor) -> None:
+    model = load_model(tiny_vit(depth=3))
+    for method in ("grad_cam", "raw_attention"):
+        chosen = load_method(method)
+        by_name, by_place = (aha.explain(model, images, replace(chosen, layer=layer)) for layer in ("blocks.1", -2))
+        assert torch.equal(by_name.maps, by_place.maps)
+    norm = aha.explain(model, images, "grad_cam(layer='blocks.1.norm1')")  # tokens, as pytorch-grad-cam is told
+    assert torch.allclose(norm.maps, aha.explain(model, images, "grad_cam(form='features', layer=-2)").maps, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("grad_cam(layer='bodi')", r"no module 'bodi' hands on a map or tokens; did you mean .*'body'"),
+        ("smooth(eigen_cam(layer='head'))", "no module 'head' hands on a map"),
+        ("grad_cam(layer='')", "no module '' hands on a map"),
+    ],
+)
+def test_layers_that_do_not_exist_are_refused_before_anything_is_computed(
+    method: str, says: str, images: Tensor
+) -> None:
+    model = load_model(randomised(TinyCNN()))
+    with pytest.raises(CapabilityError, match=says) as caught:
+        check_fit(load_method(method), model, images.shape[1:])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_block_that_is_none(images: Tensor) -> None:
+    with pytest.raises(SpecError, match=r"layer='patch_embed' is not a block; blocks are blocks\.0, blocks\.1"):
+        aha.explain(tiny_vit(), images, "raw_attention(layer='patch_embed')")
+
+
+def test_a_layer_of_a_function_goes_by_the_end_of_its_name(images: Tensor) -> None:
+    network = randomised(TinyCNN())
+    found = aha.explain(lambda inputs: network(inputs), images, "grad_cam(layer='stem')")
+    assert torch.equal(found.maps, aha.explain(network, images, "grad_cam(layer='stem')").maps)

@@ -87,7 +87,8 @@ def test_by_tables_of_contributions(preset: str) -> None:
             pooled = top.mean(dim=(2, 3))[0]
         start = torch.zeros(CLASSES).double()
         start[target] = module(image)[0, target].detach()
-        relevance = share_out(rules.dense, pooled, head.weight.detach(), head.bias.detach(), start)
+        gamma = 0.05 if preset == "attn_lrp" else 0.25
+        relevance = share_out(rules.dense, pooled, head.weight.detach(), head.bias.detach(), start, gamma)
         relevance = (top[0] / top[0].sum(dim=(1, 2), keepdim=True) * relevance[:, None, None]).nan_to_num().flatten()
         relevance = share_out(rules.convolution, middle.flatten(), *matrix_of(second, (4, 4, 4)), relevance)
         relevance = share_out(rules.first, image.flatten(), *matrix_of(first, (3, 8, 8)), relevance)
@@ -307,3 +308,55 @@ def test_bad_parameters(images: Tensor) -> None:
         with pytest.raises(SpecError, match="lrp"):
             load_method(text)
     assert aha.explain(randomised(TinyCNN()), images, "var(lrp)").maps.isfinite().all()
+
+
+# AttnLRP
+
+
+def attn_lrp(vit: nn.Module, image: Tensor, label: int, *, shared: bool) -> Tensor:
+    """Its rules for epsilon = 0, as input times a gradient in which each of them is a change of the forward pass."""
+
+    def scaled(value: Tensor, slope: float) -> Tensor:
+        return slope * value + (1 - slope) * value.detach()
+
+    def norm(layer: nn.LayerNorm, x: Tensor) -> Tensor:
+        spread = (x.var(dim=-1, correction=0, keepdim=True) + layer.eps).sqrt().detach()
+        return (x - x.mean(dim=-1, keepdim=True)) / spread * layer.weight + layer.bias
+
+    pixels = image[None].clone().requires_grad_()
+    x = vit._pos_embed(vit.patch_embed(pixels))
+    for block in vit.blocks:
+        attention, tokens = block.attn, x.shape[1]
+        parts = attention.qkv(norm(block.norm1, x)).view(1, tokens, 3, attention.num_heads, -1)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        if shared:
+            weights = scaled(attention.scale * q @ k.transpose(-2, -1), 0.5).softmax(dim=-1)
+            mixed = scaled(weights @ v, 0.5)
+        else:
+            mixed = (attention.scale * q @ k.transpose(-2, -1)).softmax(dim=-1).detach() @ v
+        x = x + attention.proj(mixed.transpose(1, 2).flatten(2))
+        inner = block.mlp.fc1(norm(block.norm2, x))
+        x = x + block.mlp.fc2(inner * (nn.functional.gelu(inner) / inner).detach())
+    score = vit.head(norm(vit.norm, x)[:, 0])[0, label]
+    (slopes,) = torch.autograd.grad(score, pixels)
+    return (pixels * slopes).sum(dim=1)[0].detach()
+
+
+@pytest.mark.parametrize("attention", ["shared", "constant"])
+def test_attn_lrp_is_a_changed_gradient_times_input(images: Tensor, attention: str) -> None:
+    vit, images = tiny_vit(depth=3).double(), images.double()
+    found = native(vit, images, f"lrp(preset='attn_lrp', gamma=0, epsilon=0, attention='{attention}')")
+    for image, label, own in zip(images, CHOSEN.tolist(), found, strict=True):
+        agrees(own, attn_lrp(vit, image, label, shared=attention == "shared"), 1e-6)
+
+
+def test_attn_lrp_shares_attention_and_favours_less_in_dense_layers(images: Tensor) -> None:
+    vit = tiny_vit(depth=3)
+    default, shared, constant = (
+        native(vit, images, f"lrp(preset='attn_lrp'{attention})")
+        for attention in ("", ", attention='shared'", ", attention='constant'")
+    )
+    assert torch.equal(default, shared) and not torch.allclose(default, constant, rtol=0.1)
+    dense = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE * SIZE, CLASSES)).double()
+    found = native(dense, images.double(), "lrp(preset='attn_lrp', gamma=0.25)")
+    agrees(found, native(dense, images.double(), "lrp(preset='gamma', gamma=0.05)"), 1e-9)

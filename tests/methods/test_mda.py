@@ -196,6 +196,19 @@ def test_the_formulas_of_magnitude_and_density() -> None:
         assert found.tolist() == pytest.approx(expected, abs=3e-6)
 
 
+def test_curves_that_go_up_and_down_are_made_monotone_as_by_mas() -> None:
+    """The running maximum from the blurred picture on, and the running minimum from the clean one on."""
+    inserted, deleted = [0.1, 0.7, 0.4, 0.8, 0.9], [0.9, 0.2, 0.6, 0.3, 0.1]
+    rising = []
+    for step in range(5):
+        up = max((answer - 0.1) / 0.8 for answer in inserted[: step + 1])
+        down = min((answer - 0.1) / 0.8 for answer in deleted[: step + 1])
+        rising.append((up + 1 - down) / 2)
+    increments = concave_increments(torch.tensor(rising).double())
+    found = Order(torch.arange(4), torch.tensor(inserted), torch.tensor(deleted), (2, 2)).values().flatten()
+    assert found.tolist() == pytest.approx(order_weighted(increments).tolist(), abs=1e-6)
+
+
 def test_a_class_without_evidence_still_gives_an_order() -> None:
     falling = torch.linspace(1, 0, 17)
     values = Order(torch.arange(16), falling, falling.flip(0), (4, 4)).values()

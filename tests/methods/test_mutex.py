@@ -39,6 +39,31 @@ def test_kept_tokens_are_all_there_is(vit: Vit) -> None:
     agrees(model.outputs_of_kept_tokens(images, torch.ones(4, 16, dtype=torch.bool)), model.outputs(images), 1e-9)
 
 
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_only_kept_tokens_are_run_and_counted(images: Tensor, batch_size: int) -> None:
+    vit = tiny_vit()
+    model = load_model(vit, batch_size=batch_size)
+    model.block_limits((SIZE, SIZE))
+    seen: list[int] = []
+    handle = vit.blocks[-1].mlp.register_forward_hook(lambda _m, _a, out: seen.append(out.shape[0] * out.shape[1]))
+    kept = torch.arange(16) < torch.tensor([3, 3, 7, 16])[:, None]
+    before = model.passes["forward"]
+    model.outputs_of_kept_tokens(images, kept)
+    handle.remove()
+    tokens = 4 + 4 + 8 + 17
+    assert sum(seen) == tokens
+    assert model.passes["forward"] - before == math.ceil(tokens / 17)
+
+
+def test_whole_sequences_count_where_places_are_known_to_blocks(images: Tensor) -> None:
+    settings = {"img_size": SIZE, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": CLASSES}
+    model = load_model(randomised(Eva(**settings, use_rot_pos_emb=True)))
+    assert model.block_limits((SIZE, SIZE)).tokens
+    before = model.passes["forward"]
+    model.outputs_of_kept_tokens(images, torch.arange(16).expand(4, 16) < 4)
+    assert model.passes["forward"] - before == 4
+
+
 @pytest.mark.parametrize("pool", ["token", "avg", "map"])
 def test_dropped_tokens_do_not_matter_where_positions_are_rotations(pool: str, images: Tensor) -> None:
     """The content of a dropped patch reaches nothing; that of a kept one does."""

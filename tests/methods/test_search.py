@@ -255,7 +255,7 @@ def test_a_guide_that_parts_cannot_match_is_returned(images: Tensor) -> None:
 
 
 def test_the_guide_is_the_best_at_hand(model: TargetModel) -> None:
-    assert str(starting_guide(model)) == "grad_cam"
+    assert str(starting_guide(model)) == "aha"
     assert starting_guide(load_model(plain_module(), input_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)) is None
 
 
@@ -302,7 +302,7 @@ def test_the_cells_of_a_map_can_be_the_parts(model: TargetModel, images: Tensor)
     index = method.parts(model, images[0].double())  # type: ignore[attr-defined]
     grad_cam = load_method("grad_cam")(model, images[:1].double(), torch.tensor([0]))
     assert index.unique().tolist() == list(range(grad_cam[0].numel()))
-    with pytest.raises(SpecError, match=rf"gradient has {SIZE} x {SIZE} places"):
+    with pytest.raises(SpecError, match=rf"gradient has {SIZE} x {SIZE} cells"):
         load_method("search(parts=cells(gradient))")(model, images[:1].double(), torch.tensor([0]))
 
 

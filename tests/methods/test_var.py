@@ -363,7 +363,7 @@ def test_contrast_on_the_command_line(tmp_path: Path) -> None:
     assert {item["method"] for item in items(out)} == {"var(gradient, classes=(2, 5, 7))"}
     assert all((out / item["composite"]).is_file() for item in items(out))
     again = run(*args, "--contrast", "lynx, wild, 5,thing 7", "--method", "gradient", "--out", out)
-    assert "1 finished before" in again.stdout
+    assert "1 already done" in again.stdout
     one = run(*args, "--contrast", "5, 7", "--target", "thing 9", "--out", tmp_path / "other")
     assert one.exit_code == 0, one.output
     assert [item["target"] for item in items(tmp_path / "other")] == [9]

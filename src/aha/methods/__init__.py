@@ -50,13 +50,14 @@ from aha.methods import (  # noqa: F401  # for the sake of what they register
     var,
     vit_cx,
 )
-from aha.methods.base import METHODS, Method, check_fit, list_methods, load_method, method
+from aha.methods.base import METHODS, Method, check_fit, default_method, list_methods, load_method, method
 from aha.methods.machinery import map_cells  # noqa: F401  # a partition, likewise
 
 __all__ = [
     "METHODS",
     "Method",
     "check_fit",
+    "default_method",
     "list_methods",
     "load_method",
     "method",

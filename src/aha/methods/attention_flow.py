@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_flow
 from torch import Tensor
 
 from aha.core.progress import in_parts
@@ -53,6 +51,9 @@ def largest_flows(capacities: NDArray[np.float64], starts: Sequence[int], ends: 
 
     `capacities[l, i, j]` leads from token j below layer l to token i above it.
     """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_flow
+
     depth, size, _ = capacities.shape
     unit = 2**30 // len(ends)  # scipy counts in 32-bit whole numbers; a token takes in one unit at most
     layer, above, below = np.indices(capacities.shape).reshape(3, -1)

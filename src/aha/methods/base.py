@@ -18,16 +18,31 @@ from typing import ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
-from aha.core.registry import Registry
+from aha.core.registry import Registry, nearest_names
 from aha.core.seeds import generator_of
 from aha.core.spec import Spec, parse
-from aha.errors import AhaError, CapabilityError, SpecError
+from aha.errors import AhaError, AhaWarning, CapabilityError, SpecError, warn
 from aha.methods.cost import Cost
-from aha.models import NOTHING, Captures, TargetModel
+from aha.models import NOTHING, Captures, TargetModel, Trace
 from aha.perturb.partitions import PARTITIONS, Partition
 from aha.perturb.references import REFERENCES, Reference, check_reference
 
-METHODS: Registry[type[Method]] = Registry("method")
+Layer = int | str
+"""Which layer: counted from the end, -1 being the last, or by the name of its module."""
+# What other tools and papers call some of them.
+_ALSO = {
+    "ig": "integrated_gradients",
+    "saliency": "gradient",
+    "vanillagradient": "gradient",
+    "ixg": "input_x_gradient",
+    "gradxinput": "input_x_gradient",
+    "gradientxinput": "input_x_gradient",
+    "layergradcam": "grad_cam",
+    "gradcamplusplus": "grad_cam_pp",
+    "attentionrollout": "rollout",
+    "shapleyvaluesampling": "shapley_sampling",
+}
+METHODS: Registry[type[Method]] = Registry("method", _ALSO)
 
 M = TypeVar("M", bound="type[Method]")
 T = TypeVar("T")
@@ -52,7 +67,7 @@ class Method(Spec):
     def __post_init__(self) -> None:
         super().__post_init__()
         layer = getattr(self, "layer", -1)
-        if layer >= 0:
+        if not isinstance(layer, str) and layer >= 0:
             raise SpecError(f"{self.name}: layer counts from the end, -1 being the last; it cannot be {layer}")
 
     @abstractmethod
@@ -66,6 +81,9 @@ class Method(Spec):
 
     def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
         """Why a model that has all it needs cannot serve it for inputs of this size; empty where it can."""
+        layer = getattr(self, "layer", None)
+        if isinstance(layer, str) and (why := why_no_layer(model, size, layer)):
+            return why
         return next((why for inner in self._inner() if (why := inner.refusal(model, size))), "")
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
@@ -99,6 +117,10 @@ class Method(Spec):
     def fingerprint(self, model: TargetModel) -> str:
         """A text of all that maps of the model depend on; trained methods add what they have learned."""
         return " ".join([self.in_full(), *(inner.fingerprint(model) for inner in self._inner())])
+
+    def facts(self, model: TargetModel, size: Sequence[int] | None = None) -> dict[str, object]:
+        """What a manifest says of its maps besides its text, of inner methods too; nothing for most methods."""
+        return {name: fact for inner in self._inner() for name, fact in inner.facts(model, size).items()}
 
     @property
     def references(self) -> list[Reference]:
@@ -200,13 +222,31 @@ def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = N
 
 
 def first_fitting(names: Iterable[str], model: TargetModel, size: Sequence[int] | None = None) -> Method | None:
-    """The first of these methods that fits the model, trained for it if it has to be; None where none does."""
+    """The first of these methods that fits the model; None where none does."""
     for chosen in (METHODS[name]() for name in names):
         with suppress(AhaError):
             check_fit(chosen, model, size)
-            chosen.fingerprint(model)  # fails where nothing was trained
             return chosen
     return None
+
+
+# What explains a model that nobody named a method for: the best that can read it.
+_DEFAULTS = ("aha", "grad_cam", "integrated_gradients", "rise")
+
+
+def default_method(model: TargetModel, size: Sequence[int] | None = None) -> Method:
+    """The method for a model, where none is named: `aha`, or what can still be done where AHA cannot read the model."""
+    reason = ""
+    for chosen in (METHODS[name]() for name in _DEFAULTS):
+        try:
+            check_fit(chosen, model, size)
+        except AhaError as error:
+            reason = reason or str(error).split(". Try:")[0]
+            continue
+        if reason:
+            warn(f"{chosen} is used instead of aha: {reason}", AhaWarning)
+        return chosen
+    raise CapabilityError(reason)
 
 
 # What to try first where a method does not fit: one of each kind, from exact and quick to general and slow.
@@ -227,6 +267,30 @@ def _advice(model: TargetModel, size: Sequence[int] | None) -> str:
     """A few methods that fit the model, and where the others are."""
     fitting = [name for name in _ALTERNATIVES if name in METHODS and _fits(METHODS[name], model, size)]
     return f"Try: {', '.join(fitting[:_MOST_NAMED])}; `aha list methods --model {model.spec}` shows all that fit"
+
+
+def why_no_layer(model: TargetModel, size: Sequence[int] | None, name: str) -> str:
+    """Why no layer of this name can be read; empty where one can."""
+    structure = model.structure(size)
+    if structure.spot_named(name) is not None or structure.block_named(name) is not None:
+        return ""
+    known = list(dict.fromkeys(site.name for site in structure.spots if site.name))
+    near = nearest_names(name, known)
+    advice = f"did you mean {', '.join(map(repr, near))}?" if near else f"the last that do: {', '.join(known[-5:])}"
+    return f"no module {name!r} hands on a map or tokens; {advice}"
+
+
+def pick_block(trace: Trace, layer: Layer) -> int:
+    """The transformer block counted from the end, or by its name."""
+    structure = trace.structure
+    if not isinstance(layer, str):
+        return pick_layer(range(len(structure.blocks)), layer)
+    found = structure.block_named(layer)
+    if found is None:
+        raise SpecError(
+            f"layer={layer!r} is not a block; blocks are {', '.join(site.name for site in structure.blocks)}"
+        )
+    return found
 
 
 def pick_layer(layers: Sequence[T], layer: int) -> T:

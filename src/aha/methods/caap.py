@@ -13,7 +13,7 @@ from aha.core.progress import in_parts
 from aha.errors import SpecError
 from aha.methods.base import Method, check_fit, method, runs_of_one_image
 from aha.methods.cost import Cost, channels_read
-from aha.methods.machinery.parallel_patching import parallel
+from aha.methods.machinery.parallel_patching import Prototype, parallel
 from aha.methods.machinery.patching import Neighbourhood, Patching, neighbours, patchwise
 from aha.models import TargetModel
 from aha.perturb.references import Reference, White, reference_inputs
@@ -33,7 +33,8 @@ class CAAP(Method):
     - "patchwise" (algorithm 1): whole sequences of tokens, one for each patch; the slow original;
     - "efficient" (E-CAAP, eq. 8-9): as "parallel", but all blank tokens are one key and one value, found from the
       blank run. An approximation. The paper defines it for the class token; tokens of the neighbourhood that are
-      followed after `last` use their own blank query.
+      followed after `last` use their own blank query. The paper's value is the mean of all blank values (`prototype=
+      "mean"`); weighted as the blank query attends to them, it is as easily found and far nearer to the exact map.
 
     The paper says of the parallel form that only class tokens are followed, and that it equals eq. 3; but algorithm 1
     also follows the neighbourhood's tokens after `last`. `late="live"` does so, in every form; `late="source"` leaves
@@ -46,6 +47,7 @@ class CAAP(Method):
 
     Attributes:
         form: see above.
+        prototype: of the efficient form, see there.
         neighbourhood: "none" for the patch alone, "3x3", "5x5", or "manhattan" for the four next to it.
         late: see above.
         first: 0 is the tokens that enter the first block.
@@ -59,6 +61,7 @@ class CAAP(Method):
     first: int = 0
     last: int | None = None
     reference: Reference = White()
+    prototype: Prototype = "attended"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,8 +138,8 @@ class TokenPatcher:
         source = model.block_states(image, attention=not is_patchwise)
         if is_patchwise:
             return patchwise(model, image, source, self._blank_states, patching), grid
-        summarise = method.form == "efficient"
-        return parallel(model, image, source, self._blank_states, patching, summarise=summarise), grid
+        prototype = method.prototype if method.form == "efficient" else None
+        return parallel(model, image, source, self._blank_states, patching, prototype=prototype), grid
 
     def patching(self, image: Tensor) -> tuple[Patching, tuple[int, int]]:
         """Who is replaced in images of this size, and the grid of patches."""

@@ -9,7 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from aha.methods.base import Method, method
+from aha.methods.base import Layer, Method, method
 from aha.methods.grad_cam import pick_stage
 from aha.models import Captures, TargetModel
 
@@ -22,11 +22,11 @@ class EigenCAM(Method):
     A singular vector has no sign of its own: the map is positive where the features are strong.
 
     Attributes:
-        layer: which stage, counted from the end.
+        layer: which stage, counted from the end, or the name of a module.
         centred: subtract each channel's mean first, as pytorch-grad-cam does; the paper does not.
     """
 
-    layer: int = -1
+    layer: Layer = -1
     centred: bool = False
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aha.errors import CapabilityError, SpecError
-from aha.methods.base import Method, method
+from aha.methods.base import Layer, Method, method
 from aha.methods.cost import Cost
 from aha.methods.grad_cam import pick_stage
 from aha.models import Captures, TargetModel
@@ -26,12 +26,12 @@ class FinerCAM(Method):
     Attributes:
         alpha: strength of the comparison; 0 is Grad-CAM in its form for features.
         rivals: how many classes to compare with.
-        layer: which stage, counted from the end.
+        layer: which stage, counted from the end, or the name of a module.
     """
 
     alpha: float = 1.0
     rivals: int = 3
-    layer: int = -1
+    layer: Layer = -1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from aha.methods.base import Method, method, pick_layer
+from aha.errors import SpecError
+from aha.methods.base import Layer, Method, method, pick_block, pick_layer, why_no_layer
 from aha.models import Captures, TargetModel
 
 
@@ -29,11 +30,12 @@ class GradCAM(Method):
 
     Attributes:
         form: see above.
-        layer: which stage or block, counted from the end; -1 is the deepest that carries spatial evidence.
+        layer: which stage or block, counted from the end, or the name of a module; -1 is the deepest
+            that carries spatial evidence.
     """
 
     form: Literal["auto", "features", "attention", "pooled_attention"] = "auto"
-    layer: int = -1
+    layer: Layer = -1
 
     @property
     def needs(self) -> frozenset[str]:
@@ -46,7 +48,11 @@ class GradCAM(Method):
         return Captures(features=(pick_stage(model, size, self.layer),))
 
     def _reads_attention(self, model: TargetModel, size: Sequence[int]) -> bool:
-        return "attention" in (model.structure(size).capabilities if self.form == "auto" else self.form)
+        if self.form != "auto":
+            return "attention" in self.form
+        structure = model.structure(size)
+        is_block = not isinstance(self.layer, str) or structure.block_named(self.layer) is not None
+        return is_block and "attention" in structure.capabilities
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         if not self._reads_attention(model, images.shape[1:]):
@@ -54,7 +60,7 @@ class GradCAM(Method):
             weights = gradients.mean(dim=(2, 3), keepdim=True)  # (B, C, 1, 1)
             return (weights * features).sum(dim=1).relu()  # (B, h, w)
         trace = model.trace(images, attention=True)
-        matrix = pick_layer(trace.attention, self.layer)  # (B, heads, T, T)
+        matrix = trace.attention[pick_block(trace, self.layer)]  # (B, heads, T, T)
         (gradient,) = trace.gradients(classes, matrix)
         rows, slopes = trace.read(matrix), trace.read(gradient)  # (B, heads, T)
         if self.form == "pooled_attention":
@@ -63,7 +69,7 @@ class GradCAM(Method):
         return trace.to_grid((rows * slopes).mean(dim=1)).relu()  # (B, h, w)
 
 
-def features_and_gradients(model: TargetModel, images: Tensor, classes: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+def features_and_gradients(model: TargetModel, images: Tensor, classes: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
     """One stage's features (B, C, h, w), counted back from the deepest useful one, and their class gradients."""
     stage = pick_stage(model, images.shape[1:], layer)
     trace = model.trace(images, features=[stage])
@@ -71,6 +77,14 @@ def features_and_gradients(model: TargetModel, images: Tensor, classes: Tensor, 
     return trace.features[stage], gradients
 
 
-def pick_stage(model: TargetModel, size: Sequence[int], layer: int) -> int:
-    """The stage for inputs of this size (C, H, W), counted back from the deepest on whose places the outputs depend."""
+def pick_stage(model: TargetModel, size: Sequence[int], layer: Layer) -> int:
+    """The stage for inputs of this size (C, H, W), counted back from the deepest on whose places the outputs depend.
+
+    A layer that is named may be any whose output keeps places.
+    """
+    if isinstance(layer, str):
+        found = model.structure(size).spot_named(layer)
+        if found is None:
+            raise SpecError(f"layer={layer!r} does not exist: {why_no_layer(model, size, layer)}")
+        return found
     return pick_layer(range(model.cam_stage(size) + 1), layer)

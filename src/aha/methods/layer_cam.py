@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from aha.methods.base import Method, method
+from aha.methods.base import Layer, Method, method
 from aha.methods.grad_cam import features_and_gradients, pick_stage
 from aha.models import Captures, TargetModel
 
@@ -20,10 +20,10 @@ class LayerCAM(Method):
     One layer's map, as it is: the paper's scaling by tanh (eq. 8) serves to add maps of several layers.
 
     Attributes:
-        layer: which stage, counted from the end.
+        layer: which stage, counted from the end, or the name of a module.
     """
 
-    layer: int = -1
+    layer: Layer = -1
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
         return Captures(features=(pick_stage(model, size, self.layer),))

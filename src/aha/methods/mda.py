@@ -105,7 +105,7 @@ class MDA(Method):
         cells = cell_indices(size, grid).to(image.device)  # (H, W)
         ranked, window = self._candidates(model, image, label, grid)
         on_blur, on_black = (
-            Responses(model, image, reference_inputs(blank, model, image, label), label, cells)
+            Responses(model, image, reference_inputs(blank, model, image, label), label, cells, blank)
             for blank in (self.insertion, self.deletion)
         )
         count = len(ranked)

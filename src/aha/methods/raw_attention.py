@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from aha.methods.base import Method, method, pick_layer
+from aha.methods.base import Layer, Method, method, pick_block
 from aha.models import Captures, TargetModel
 
 
@@ -24,13 +24,13 @@ class RawAttention(Method):
     It knows nothing of the class: every class gets the same map.
 
     Attributes:
-        layer: which block, counted from the end.
+        layer: which block, counted from the end, or its name.
     """
 
-    layer: int = -1
+    layer: Layer = -1
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         trace = model.trace(images, attention=True)
-        matrix = pick_layer(trace.attention, self.layer).detach()  # (B, heads, T, T)
+        matrix = trace.attention[pick_block(trace, self.layer)].detach()  # (B, heads, T, T)
         rows = trace.read(matrix)  # (B, heads, T)
         return trace.to_grid(rows.mean(dim=1))  # (B, h, w)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from aha.methods.base import Method, method
+from aha.methods.base import Layer, Method, method
 from aha.methods.cost import CHANNELS, Cost
 from aha.methods.grad_cam import pick_stage
 from aha.models import Captures, TargetModel
@@ -25,11 +25,12 @@ class ScoreCAM(Method):
     image: a constant per image, which the softmax ignores. pytorch-grad-cam enlarges with aligned corners instead.
 
     Attributes:
-        layer: which stage, counted from the end; -1 is the deepest that carries spatial evidence.
+        layer: which stage, counted from the end, or the name of a module; -1 is the deepest
+            that carries spatial evidence.
         score: the logit, as published, or the reported score, whose softmax is nearly uniform.
     """
 
-    layer: int = -1
+    layer: Layer = -1
     score: Scale = "logit"
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:

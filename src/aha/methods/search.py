@@ -21,7 +21,7 @@ from aha.methods.machinery.order_search import OrderSearch, Polish
 from aha.methods.machinery.part_orders import Objective, PartGame
 from aha.models import TargetModel
 from aha.perturb.partitions import Partition, Patches
-from aha.perturb.perturbation import blend, rank_pixels, step_counts
+from aha.perturb.perturbation import blend, filled, rank_pixels, step_counts
 from aha.perturb.references import Black, Blur, Mean, Reference, reference_inputs
 
 _GUIDES = ("aha", "bidirectional", "grad_cam")
@@ -83,7 +83,7 @@ class Search(Method):
         searched = [self._start(model, image, hint) for image, hint in zip(images, hints, strict=True)]
         indices = [index for _, index in searched]
         blanks = torch.stack([reference_inputs(r, model, images, classes) for r in self._kinds])  # (R, B, C, H, W)
-        questions = _Questions(model, images, classes, blanks, self.budget)
+        questions = _Questions(model, images, classes, blanks, self._kinds, self.budget)
         going: dict[int, Generator[list[int], None, list[int]]] = {
             row: search.run() for row, (search, _) in enumerate(searched)
         }
@@ -157,6 +157,7 @@ class _Questions:
     images: Tensor
     classes: Tensor
     blanks: Tensor
+    kinds: tuple[Reference, ...]
     budget: int
     shown: int = 0
 
@@ -199,8 +200,10 @@ class _Questions:
     def _scores(self, rows: list[tuple[int, int]], keep: Tensor) -> Tensor:
         """Scores (r,) of images, with references of these kinds, seen through keep masks (r, H, W)."""
         owners = torch.tensor([row for row, _ in rows], device=self.images.device)
+        images, keep = self.images[owners], keep.to(self.images.device)
         blanks = torch.stack([self.blanks[kind, row] for row, kind in rows])
-        return self.model.scores(blend(self.images[owners], blanks, keep.to(self.images.device)), self.classes[owners])
+        blanks = filled(self.model, images, blanks, keep, [self.kinds[kind] for _, kind in rows])
+        return self.model.scores(blend(images, blanks, keep), self.classes[owners])
 
 
 def _shown(objective: Objective) -> tuple[bool, ...]:
@@ -249,5 +252,5 @@ def as_map(order: list[int], index: Tensor, hint: Tensor) -> Tensor:
 
 
 def starting_guide(model: TargetModel, size: Sequence[int] | None = None) -> Method | None:
-    """AHA where an explainer belongs to the model, else what MDA starts from; None where none of them fits."""
+    """AHA where it can read the model, else what MDA starts from; None where none of them fits."""
     return first_fitting(_GUIDES, model, size)

@@ -43,7 +43,10 @@ class TIS(Method):
             raise SpecError(f"tis: masks must be at least 1 and ratio in (0, 1), not {self.masks} and {self.ratio}")
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
-        return Cost(self.masks + 1)
+        layout = model.structure(size).blocks[0].layout
+        places = layout.grid[0] * layout.grid[1]
+        shown = self.masks * (layout.prefix + self._count(places))  # tokens through each block
+        return Cost(-(-shown // (layout.prefix + places)) + 1)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         layout = model.structure(images.shape[1:]).blocks[0].layout
@@ -71,7 +74,11 @@ class TIS(Method):
         count = max(1, min(self.masks, len(vectors) // 2))
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         centres = k_means(vectors, count, seeded_generator(self.seed))  # (M, N)
-        return centres.topk(max(1, int(self.ratio * centres.shape[1])), dim=1).indices.sort(dim=1).values
+        return centres.topk(self._count(centres.shape[1]), dim=1).indices.sort(dim=1).values
+
+    def _count(self, places: int) -> int:
+        """Of so many patch tokens, how many a sample keeps."""
+        return max(1, int(self.ratio * places))
 
 
 def subsets(tokens: Tensor, kept: Tensor, prefix: int) -> Tensor:

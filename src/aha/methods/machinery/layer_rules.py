@@ -1,4 +1,4 @@
-"""How relevance goes back through each operation of a convolutional network (LRP)."""
+"""How relevance goes back through each operation of a convolutional network or a transformer (LRP)."""
 
 from __future__ import annotations
 
@@ -48,19 +48,24 @@ class LayerRules:
     by_value: bool  # how summands and averaged places share: by value or by magnitude
     with_bias: bool = True
     bounds: tuple[Tensor, ...] | None = None
+    dense_gamma: float | None = None  # of dense layers; None for that of convolutions
+    absorbing: bool = False  # AttnLRP: norms are linear for a given spread, and summands such as positions take a share
+    attending: bool = False  # AttnLRP: attention weights are no constants
     _is_first: bool = True
     _last: dict[str, Any] = field(default_factory=dict)  # the last convolution: what it was made of, and its output
 
     def table(self) -> dict[str, Callable[..., Any]]:
         """Operation -> rule."""
+        absorbing = {"layer_norm": self.layer_norm} if self.absorbing else {}
         return {
             **PASSING,
+            **absorbing,
             "conv2d": self.conv2d,
             "linear": self.linear,
             "batch_norm": self.batch_norm,
             "add": self.add,
             "mul": product,
-            "softmax": lambda *args, **options: F.softmax(*args, **options).detach(),
+            "softmax": self.softmax,
             "matmul": self.matmul,
             "mean": lambda x, *args, **options: self._average(x, lambda y: torch.mean(y, *args, **options)),
             "avg_pool2d": lambda x, *args, **options: self._average(x, lambda y: F.avg_pool2d(y, *args, **options)),
@@ -89,7 +94,8 @@ class LayerRules:
         self._is_first = False
         kind = self.kinds.convolution if x.dim() > 2 else self.kinds.dense
         shift = None if bias is None else bias.detach()
-        return self._layer(kind, F.linear(x, weight, bias), x, weight.detach(), shift, DENSE)
+        value = F.linear(x, weight, bias)
+        return self._layer(kind, value, x, weight.detach(), shift, DENSE, self.dense_gamma)
 
     def batch_norm(
         self,
@@ -118,9 +124,12 @@ class LayerRules:
         value: Tensor = torch.add(a, b, **options)
         whole = [x for x in (a, b) if isinstance(x, Tensor) and x.shape == value.shape and x.requires_grad]
         signals = [x for x in whole if not isinstance(x, nn.Parameter)]
+        by_value, epsilon = self.by_value, self.epsilon
+        if len(signals) == 1 and self.absorbing:
+            total = value.detach()
+            return propagate(value, lambda relevance, x: (x * quotient(relevance, total, epsilon),), signals[0])
         if len(signals) < 2:
             return passed_on(value, signals[0]) if signals else value
-        by_value, epsilon = self.by_value, self.epsilon
 
         def back(relevance: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
             sizes = (a, b) if by_value else (a.abs(), b.abs())
@@ -128,6 +137,33 @@ class LayerRules:
             return sizes[0] * s, sizes[1] * s
 
         return propagate(value, back, a, b)
+
+    def softmax(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        """Attention weights: constants, or shared out among the logits (AttnLRP, eq. 13)."""
+        value = F.softmax(x, *args, **options).detach()
+        if not self.attending:
+            return value
+        dim = args[0] if args else options["dim"]
+
+        def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
+            shown = torch.where(x.isfinite(), x, 0)  # what is masked has no weight
+            return (shown * (relevance - value * relevance.sum(dim=dim, keepdim=True)),)
+
+        return propagate(value, back, x)
+
+    def layer_norm(
+        self, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    ) -> Tensor:
+        """The linear layer that it is for a given spread (AttnLRP, section 3.3.3): the epsilon rule, mean included."""
+        value, epsilon = F.layer_norm(x, shape, weight, bias, eps).detach(), self.epsilon
+        dims = tuple(range(-len(shape), 0))
+
+        def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
+            slopes = quotient(relevance, value, epsilon) * (1 if weight is None else weight)
+            slopes = slopes * (x.var(dim=dims, correction=0, keepdim=True) + eps).rsqrt()
+            return (x * (slopes - slopes.mean(dim=dims, keepdim=True)),)
+
+        return propagate(value, back, x)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """A product of matrices; with attention weights, which are constant, all goes to the values."""
@@ -138,11 +174,18 @@ class LayerRules:
         return pooled(x, operation, epsilon=self.epsilon if self.by_value else None)
 
     def _layer(
-        self, kind: Kind, value: Tensor, x: Tensor, weight: Tensor, shift: Tensor | None, layer: Layer
+        self,
+        kind: Kind,
+        value: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        shift: Tensor | None,
+        layer: Layer,
+        own_gamma: float | None = None,
     ) -> Tensor:
         # The graph keeps this function, so that it takes along what it needs and not the rules themselves.
         bias, epsilon, bounds = shift if self.with_bias else None, self.epsilon, self.bounds
-        gamma = {"gamma": self.gamma, "zplus": None}.get(kind, 0.0)
+        gamma = {"gamma": self.gamma if own_gamma is None else own_gamma, "zplus": None}.get(kind, 0.0)
 
         def back(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
             if kind == "flat":

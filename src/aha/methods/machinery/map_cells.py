@@ -33,6 +33,6 @@ class MapCells(Partition):
         rows, columns = self.of(model, image[None], anything).shape[-2:]
         if rows * columns > MOST_CELLS:
             raise SpecError(
-                f"cells: a map of {self.of} has {rows} x {columns} places; at most {MOST_CELLS} can be parts"
+                f"cells: a map of {self.of} has {rows} x {columns} cells; at most {MOST_CELLS} can be parts"
             )
         return cell_indices((image.shape[-2], image.shape[-1]), (rows, columns)).to(image.device)

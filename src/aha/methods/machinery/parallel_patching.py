@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from einops import rearrange
@@ -15,6 +16,9 @@ from torch import Tensor
 from aha.methods.machinery.patching import Patching
 from aha.models import Block, BlockStates, TargetModel
 
+Prototype = Literal["attended", "mean"]
+"""The one value of all blank tokens: as the blank run's query weighs them, or their plain mean."""
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -22,17 +26,24 @@ class Summary:
 
     Attributes:
         totals: per block, the log of the sum over all blank keys, for every query (h, T).
-        prototypes: per block, the mean blank value (h, d).
+        prototypes: per block, the one blank value, for every query (h, T, d).
+        is_weighted: whether it is as the query weighs the values, so that those of a neighbourhood can be taken out.
     """
 
     totals: list[Tensor]
     prototypes: list[Tensor]
+    is_weighted: bool
 
     @classmethod
-    def of(cls, blank: BlockStates, others: Tensor) -> Summary:
+    def of(cls, blank: BlockStates, others: Tensor, prototype: Prototype) -> Summary:
         """Sums over the tokens `others` (E,) of the blank run."""
-        logits = [q[0] @ k[0, :, others].transpose(-2, -1) for q, k in zip(blank.queries, blank.keys, strict=True)]
-        return cls([x.logsumexp(dim=-1) for x in logits], [v[0, :, others].mean(dim=1) for v in blank.values])
+        totals, prototypes = [], []
+        for queries, keys, values in zip(blank.queries, blank.keys, blank.values, strict=True):
+            logits = queries[0] @ keys[0, :, others].transpose(-2, -1)  # (h, T, E)
+            weights = logits.softmax(dim=-1) if prototype == "attended" else torch.full_like(logits, 1 / len(others))
+            totals.append(logits.logsumexp(dim=-1))
+            prototypes.append(weights @ values[0, :, others])
+        return cls(totals, prototypes, prototype == "attended")
 
 
 def parallel(
@@ -42,25 +53,26 @@ def parallel(
     blank: BlockStates,
     patching: Patching,
     *,
-    summarise: bool = False,
+    prototype: Prototype | None = None,
 ) -> Tensor:
     """Outputs (N, K) with the readers of all copies in one sequence, and keys and values that are already known.
 
-    With `summarise`, all blank tokens together are one key and one value (E-CAAP).
+    With a `prototype`, all blank tokens together are one key and one value (E-CAAP).
     """
     num_tokens = source.tokens[0].shape[1]
     everything = torch.arange(num_tokens, device=image.device)
     others = everything[~torch.isin(everything, patching.readers)]  # (E,): tokens that are not followed
-    summary = Summary.of(blank, others) if summarise else None
+    summary = None if prototype is None else Summary.of(blank, others, prototype)
     places, exists = patching.places, patching.exists  # (N, s)
     # A copy has few tokens: as many of them as make up an image count as one image.
     bundle = max(1, num_tokens // (len(patching.readers) + places.shape[1]))
+    toll = model.toll(image.shape[1:])
 
     def run(part: slice) -> Tensor:
         chosen = slice(part.start * bundle, part.stop * bundle)
         hidden = patching.inside[chosen][:, others]
         copies = Copies(source, blank, patching, places[chosen], exists[chosen], others, hidden, summary)
-        return model.outputs_by_blocks(image, copies.step)
+        return model.outputs_by_blocks(image, copies.step, toll)
 
     return torch.cat(model.chunks.run(run, -(-len(places) // bundle)))
 
@@ -119,13 +131,13 @@ class Copies:
             far = self._to_blank(index, q)  # (h, n, g, E)
         else:
             asking = torch.cat([followed, self.near], dim=1) if is_inside_group else followed  # (n, g)
-            far = self._to_summary(self.summary.totals[index], index, asking)  # (h, n, g, 1)
+            far, seen = self._to_summary(self.summary, index, asking)  # (h, n, g, 1), (h, n, g, d)
         weights = torch.cat([logits, far], dim=-1).softmax(dim=-1)
         inner, outer = weights[..., : k.shape[2]], weights[..., k.shape[2] :]
         if self.summary is None:
             rest = (outer.flatten(1, 2) @ self.blank.values[index][0, :, self.others]).view_as(q)
         else:
-            rest = outer * self.summary.prototypes[index][:, None, None]
+            rest = outer * seen
         mixed: Tensor = rearrange(inner @ v + rest, "h n g d -> 1 h (n g) d")
         return mixed
 
@@ -134,13 +146,18 @@ class Copies:
         logits = q.flatten(1, 2) @ self.blank.keys[index][0, :, self.others].transpose(-2, -1)  # (h, n g, E)
         return logits.view(*q.shape[:3], -1).masked_fill(self.hidden[:, None], -torch.inf)
 
-    def _to_summary(self, totals: Tensor, index: int, asking: Tensor) -> Tensor:
-        """Log Z_0 (h, n, g, 1) of the blank tokens that are seen, by the blank run's queries at `asking` (n, g).
+    def _to_summary(self, summary: Summary, index: int, asking: Tensor) -> tuple[Tensor, Tensor]:
+        """Log Z_0 (h, n, g, 1) and value (h, n, g, d) of the blank tokens that are seen.
 
-        Eq. 8 sums over j outside S(i), yet calls the sum fixed: it is the fixed sum over all minus those inside.
+        Both by the blank run's queries at `asking` (n, g). Eq. 8 sums over j outside S(i), yet calls the sum fixed: it
+        is the fixed sum over all minus those inside.
         """
-        total = totals[:, asking]  # (h, n, g)
+        total = summary.totals[index][:, asking]  # (h, n, g)
         keys = self.blank.keys[index][0, :, self.near]  # (h, n, s, d)
         inside = self.blank.queries[index][0, :, asking] @ keys.transpose(-2, -1)  # (h, n, g, s)
-        share = (inside - total[..., None]).exp().masked_fill(~self.real[:, None], 0).sum(dim=-1)
-        return (total + (1 - share).clamp(min=1e-6).log())[..., None]
+        shares = (inside - total[..., None]).exp().masked_fill(~self.real[:, None], 0)  # (h, n, g, s)
+        left = (1 - shares.sum(dim=-1)).clamp(min=1e-6)  # (h, n, g)
+        value = summary.prototypes[index][:, asking]  # (h, n, g, d)
+        if summary.is_weighted:
+            value = (value - shares @ self.blank.values[index][0, :, self.near]) / left[..., None]
+        return (total + left.log())[..., None], value

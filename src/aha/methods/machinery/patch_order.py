@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from aha.methods.machinery.concave import concave_increments
+from aha.perturb.perturbation import response_curve
 
 TIE_BREAK = 1e-6
 
@@ -30,16 +31,11 @@ class Order:
 
     def values(self, gamma: float = 0.0, kappa: float = 0.005) -> Tensor:
         """Patch values (h, w), strictly falling along the order."""
-        rising = (normalised(self.inserted) + 1 - normalised(self.deleted.flip(0)).flip(0)) / 2  # eq. 7
+        inserted = response_curve(self.inserted.double(), rising=True)
+        deleted = response_curve(self.deleted.double(), rising=False)
+        rising = (inserted + 1 - deleted) / 2  # eq. 7
         magnitudes = densify(order_weighted(concave_increments(rising)), gamma, kappa)  # (N,)
         return torch.zeros_like(magnitudes).scatter_(0, self.places, magnitudes).view(self.grid)
-
-
-def normalised(responses: Tensor) -> Tensor:
-    """A rising curve (N + 1,) from 0 to 1 by its ends, clipped and made monotone, as the MAS metric reads it."""
-    responses = responses.double()
-    span = (responses[-1] - responses[0]).abs().clamp(min=1e-12)
-    return ((responses - responses[0]) / span).clamp(0, 1).cummax(dim=0).values
 
 
 def order_weighted(increments: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from aha.core.progress import part
 from aha.models import TargetModel
-from aha.perturb.perturbation import blend
+from aha.perturb.perturbation import blend, filled
+from aha.perturb.references import Reference, ZerosNormalised
 
 Ask = Callable[[Tensor], Tensor]
 """Masks (R, N) of shown patches -> model responses (R,)."""
@@ -44,6 +45,7 @@ class Responses:
     blank: Tensor  # (1, C, H, W)
     label: Tensor  # (1,)
     cells: Tensor  # (H, W)
+    reference: Reference = field(default_factory=ZerosNormalised)  # by which the blank is made
     known: dict[bytes, float] = field(default_factory=dict)
 
     def __call__(self, masks: Tensor) -> Tensor:
@@ -56,15 +58,19 @@ class Responses:
 
     def slopes(self, mask: Tensor) -> Tensor:
         """What each patch (N,) would add to the response to a mask (1, N), to first order: by one gradient."""
-        shown = blend(self.image, self.blank, mask.to(self.cells.device)[:, self.cells])
+        keep = mask.to(self.cells.device)[:, self.cells]
+        shown = blend(self.image, self._blank(keep), keep)
         gradient = self.model.input_gradients(shown, self.label, self.model.score)
         by_pixel = (gradient * (self.image - self.blank).to(gradient)).sum(dim=1)  # (1, H, W)
         return by_pixel.new_zeros(mask.shape[1]).index_add_(0, self.cells.flatten(), by_pixel.flatten()).cpu()
 
+    def _blank(self, keep: Tensor) -> Tensor:
+        return filled(self.model, self.image, self.blank, keep, [self.reference])
+
     def _ask(self, masks: Tensor) -> list[float]:
         def run(rows: slice) -> Tensor:
             keep = masks[rows].to(self.cells.device)[:, self.cells]  # (r, H, W)
-            return self.model.scores(blend(self.image, self.blank, keep), self.label.expand(len(keep)))
+            return self.model.scores(blend(self.image, self._blank(keep), keep), self.label.expand(len(keep)))
 
         answers: list[float] = torch.cat(self.model.chunks.run(run, len(masks))).tolist()
         return answers

@@ -71,6 +71,7 @@ def patchwise(model: TargetModel, image: Tensor, source: BlockStates, blank: Blo
     """Outputs (N, K) with whole sequences of tokens, one for each copy: slow, and right by construction."""
     depth = len(source.tokens) - 1
     readers = patching.readers[patching.readers < patching.prefix] if patching.all_live else patching.readers
+    toll = model.toll(image.shape[1:])
 
     def run(part: slice) -> Tensor:
         inside = patching.inside[part, :, None]  # (n, T, 1)
@@ -94,6 +95,6 @@ def patchwise(model: TargetModel, image: Tensor, source: BlockStates, blank: Blo
             after = block(mixed(index, tokens))
             return mixed(depth, after) if index + 1 == depth == patching.last else after
 
-        return model.outputs_by_blocks(image, step)
+        return model.outputs_by_blocks(image, step, toll)
 
     return torch.cat(model.chunks.run(run, len(patching.inside)))
