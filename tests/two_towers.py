@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -78,6 +81,10 @@ def tiny_processor() -> Any:
 
     letters = sorted(ByteLevel.alphabet())
     words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
-    tokenizer = CLIPTokenizer(vocab={word: index for index, word in enumerate(words)}, merges=[])
+    with TemporaryDirectory() as folder:  # files are what tokenizers of all versions of transformers read
+        vocabulary, merges = Path(folder) / "vocab.json", Path(folder) / "merges.txt"
+        vocabulary.write_text(json.dumps({word: index for index, word in enumerate(words)}))
+        merges.write_text("#version: 0.2\n")
+        tokenizer = CLIPTokenizer(str(vocabulary), str(merges))
     pictures = CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE})
     return CLIPProcessor(image_processor=pictures, tokenizer=tokenizer)

@@ -27,7 +27,7 @@ _LONGEST = 1400  # characters: a line that people read
 
 def one_line(text: str) -> str:
     """A message as one line; of a long one, its beginning and its end."""
-    line = " ".join(text.split())
+    line = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()  # names of files may hold anything
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST * 2 // 3]} ... {line[-_LONGEST // 3 + 5 :]}"
 
 
@@ -94,9 +94,27 @@ class DamageWarning(AhaWarning):
     """A file that was written earlier is damaged in part; the rest of it counts."""
 
 
+class DeprecatedWarning(AhaWarning, FutureWarning):
+    """Something still works but will be removed; unlike Python's DeprecationWarning it is shown by default."""
+
+
 def warn(message: str, category: type[AhaWarning]) -> None:
     """Warns of the line outside this package from which the call came: there the user can do something about it."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+def deprecated(what: str, *, since: str, use: str) -> None:
+    """Warns that `what` is deprecated since a version, `"0.2"`, and is removed in the minor release after it.
+
+    A test reads `since` from the source and fails once that release has come and the old way is still there.
+    """
+    warn(f"{what} is deprecated since {since} and will be removed in {removal(since)}; use {use}", DeprecatedWarning)
+
+
+def removal(since: str) -> str:
+    """The version that removes what was deprecated in `since`: the next minor release."""
+    major, minor = map(int, since.split("."))
+    return f"{major}.{minor + 1}"

@@ -190,7 +190,7 @@ def test_unknown_names_are_met_with_suggestions() -> None:
     with pytest.raises(UnknownName, match=r"unknown method 'grad_cm'; did you mean grad_cam"):
         load_method("grad_cm")
     with pytest.raises(UnknownName, match="did you mean gradient"):
-        load_method("smooth(Gradient)")
+        load_method("smooth(gradent)")
     with pytest.raises(UnknownName, match=r"`aha list methods` shows all \d+"):
         load_method("qqqq")
     with pytest.raises(UnknownName, match=r"known: adaptive_blur, .*black"):

@@ -206,7 +206,7 @@ def test_tensors_are_shown_as_the_pictures_they_were(model: TargetModel, bare: T
         ([torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)], "different shapes"),
         ([torch.zeros(3, 8, 8), Image.new("RGB", (8, 8))], "float32 tensor; give uint8"),
         (torch.zeros(3, 8, 8, dtype=torch.int64), "int64 tensor; give uint8"),
-        ([], "no pictures were given"),
+        ([], "no images were given"),
         (np.full((8, 8, 3), np.nan), "not finite"),
         (np.full((8, 8, 3), 200.0), r"scale them to \[0, 1\]"),
         (np.zeros((2, 8, 8, 3), dtype=np.uint8), "shape"),

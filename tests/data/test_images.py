@@ -162,6 +162,7 @@ def test_result_is_independent_of_the_source(photo: Image.Image) -> None:
 
 def test_files_that_cannot_be_read(photo: Image.Image, tmp_path: Path) -> None:
     fails_clearly(tmp_path / "absent.png", "absent.png does not exist")
+    fails_clearly("https://example.org/cat.jpg", "https://example.org/cat.jpg is an address, not a file")
     fails_clearly(tmp_path, "is a folder")
     (tmp_path / "text.png").write_text("not a picture\n")
     fails_clearly(tmp_path / "text.png", "not a picture in a known format")
@@ -230,7 +231,7 @@ def test_find_images(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="does not exist"):
         find_images(tmp_path / "nowhere")
     (tmp_path / "bare").mkdir()
-    with pytest.raises(ImageError, match="no pictures below"):
+    with pytest.raises(ImageError, match="no images in the folder"):
         find_images(tmp_path / "bare")
 
 
@@ -259,5 +260,5 @@ def test_iter_pictures_is_lazy(photo: Image.Image, tmp_path: Path) -> None:
 def test_iter_pictures_names_the_bad_array() -> None:
     with pytest.raises(ImageError, match=r"^image-1 has pixels that are not finite"):
         list(iter_pictures([np.zeros((2, 2)), np.full((2, 2), np.nan)]))
-    with pytest.raises(ImageError, match="no pictures were given"):
+    with pytest.raises(ImageError, match="no images were given"):
         list(iter_pictures([]))

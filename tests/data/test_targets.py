@@ -11,7 +11,7 @@ from torch import Tensor
 
 import aha
 from aha.data.targets import resolve_targets, top_classes
-from aha.errors import SpecError, TargetError
+from aha.errors import MapWarning, SpecError, TargetError
 from aha.models import TargetModel, load_model
 from aha.models.class_names import index_of
 from aha.models.habits import imagenet_names
@@ -58,10 +58,19 @@ def test_one_class_for_each(target: Any, model: TargetModel, outputs: Tensor) ->
 def test_several_classes(model: TargetModel, outputs: Tensor) -> None:
     assert resolve_targets([[1, 2], [0], [4, 4, 3]], model, outputs, None) == [[1, 2], [0], [4, 4, 3]]
     one = outputs[:1]
-    assert resolve_targets([1, 2], model, one, None, total=1) == [[1, 2]]
     assert resolve_targets([[1, 2]], model, one, None, total=1) == [[1, 2]]
-    assert resolve_targets(torch.tensor([1, 2]), model, one, None, total=1) == [[1, 2]]
-    assert resolve_targets(["bee", "dog"], model, one, None, total=1) == [[1, 3]]
+    assert resolve_targets([["bee", "dog"]], model, one, None, total=1) == [[1, 3]]
+    assert resolve_targets("bee, dog", model, one, None, total=1) == [[1, 3]]
+
+
+@pytest.mark.parametrize("target", [["bee", "dog"], [1, 3], torch.tensor([1, 3])], ids=repr)
+def test_a_list_is_one_class_per_image_however_many_images_there_are(
+    target: Any, model: TargetModel, outputs: Tensor
+) -> None:
+    assert resolve_targets(target, model, outputs[:2], None, total=2) == [[1], [3]]
+    assert resolve_targets(target[:1], model, outputs[:1], None, total=1) == [[1]]
+    with pytest.raises(TargetError, match=r"2 targets for 1 image; .* as a list in the list: \[\["):
+        resolve_targets(target, model, outputs[:1], None, total=1)
 
 
 def test_the_best_classes(model: TargetModel, outputs: Tensor) -> None:
@@ -172,3 +181,26 @@ def test_classes_of_a_contrast_by_name(model: TargetModel, images: Tensor) -> No
         aha.explain(model, images, "var(gradient, classes=['nobody', 1])")
     with pytest.raises(SpecError, match="name a class twice"):
         aha.explain(model, images, f"var(gradient, classes=[0, {first!r}])")
+
+
+def test_bytes_are_no_class(model: TargetModel, outputs: Tensor) -> None:
+    """They are sequences of numbers in Python: b"1" would be class 49."""
+    for target in (b"1", bytearray(b"1"), [b"1", 0, 0]):
+        with pytest.raises(TargetError, match="not a class"):
+            resolve_targets(target, model, outputs, None)  # type: ignore[arg-type]
+
+
+def test_what_is_no_number_is_not_the_largest() -> None:
+    outputs = torch.tensor([[1.0, torch.nan, 3.0], [torch.nan] * 3])
+    assert top_classes(outputs, 2)[0].tolist() == [2, 0]
+
+
+def test_outputs_that_are_no_numbers_are_spoken_of() -> None:
+    class OneBad(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean(dim=(2, 3)) * torch.tensor([1.0, torch.nan, 2.0])
+
+    images = torch.rand(2, 3, SIZE, SIZE)
+    with pytest.warns(MapWarning, match="outputs are NaN or infinite"):
+        found = aha.explain(OneBad(), images, "center_map")
+    assert 1 not in found.targets.tolist()

@@ -15,7 +15,7 @@ from reading import one_line
 from torch import Tensor, nn
 
 import aha
-from aha.errors import CapabilityError, ModelError
+from aha.errors import AhaWarning, CapabilityError, ModelError
 from aha.models import load_model
 from aha.models.habits import imagenet_names
 from fakes import CLASSES, SIZE, TinyCNN, changes, randomised, snapshot
@@ -59,9 +59,6 @@ def test_what_is_stated_comes_first() -> None:
 def test_torchvision_by_its_weights() -> None:
     weights = torchvision.models.ResNet18_Weights.DEFAULT
     module = torchvision.models.resnet18(weights=None).eval()
-    with pytest.raises(ModelError, match=r"weights=ResNet50_Weights.DEFAULT, or transform=.* class_names=") as caught:
-        aha.explain(module, PICTURE, "gradient")
-    one_line(caught)
     model = load_model(module, weights=weights)
     inputs, geometry = model.stated_preprocessing()(PICTURE)
     assert torch.equal(inputs, weights.transforms()(PICTURE))
@@ -71,6 +68,34 @@ def test_torchvision_by_its_weights() -> None:
     side = 224 / 256 * height  # of the square that the crop leaves
     expected = ((height - side) / 2, (width - side) / 2, (height + side) / 2, (width + side) / 2)
     assert np.allclose(geometry.box, expected, atol=0.5)
+
+
+@pytest.mark.parametrize(
+    ("build", "entry"),
+    [
+        (torchvision.models.resnet18, "ResNet18_Weights.IMAGENET1K_V1"),
+        (torchvision.models.mobilenet_v3_small, "MobileNet_V3_Small_Weights.IMAGENET1K_V1"),
+        (torchvision.models.swin_t, "Swin_T_Weights.IMAGENET1K_V1"),
+    ],
+)
+def test_torchvision_in_one_call(build: Any, entry: str) -> None:
+    module = build(weights=None).eval()
+    with pytest.warns(AhaWarning, match=rf"{entry} is assumed; .*weights=torchvision\.models\.{entry}\)$") as heard:
+        found = aha.explain(module, PICTURE, "input_x_gradient", target=281)
+    assert len(heard) == 1 and heard[0].filename == __file__
+    kind, _, name = entry.partition(".")
+    stated = load_model(module, weights=getattr(torchvision.models, kind)[name])
+    assert torch.equal(found.maps, aha.explain(stated, PICTURE, "input_x_gradient", target=281).maps)
+    assert found.labels == ["tabby"]
+
+
+def test_torchvision_with_another_head_in_one_call() -> None:
+    module = torchvision.models.resnet50(weights=None).eval()  # without its head nearer to ResNet-34 than to itself
+    module.fc = nn.Linear(2048, 7)
+    with pytest.warns(AhaWarning, match="ResNet50_Weights.IMAGENET1K_V2 is assumed"):
+        found = aha.explain(module, PICTURE, "edge_map", target=3)
+    assert found.labels == ["class 3"]
+    aha.explain(module, torch.zeros(1, 3, 64, 64), "random_map")  # inputs need none of it, and there is no warning
 
 
 def test_names_come_with_torchvisions_weights_and_not_with_their_transform() -> None:

@@ -204,3 +204,28 @@ def test_hub_failures_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         with pytest.raises(ModelError, match=f"^cannot load {spec}: .*offline") as caught:
             load_model(spec)
         assert "pretrained=False" in one_line(caught)
+
+
+def test_the_code_of_a_folder_is_never_run_nor_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers asks on the terminal, unless it is told not to trust."""
+    _, config, processor = hf_settings()["resnet"]
+    config.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings |= {
+        "model_type": "strange",
+        "auto_map": {
+            "AutoConfig": "code.Strange",
+            "AutoModelForImageClassification": "code.Net",
+            "AutoModel": "code.Net",
+        },
+    }
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda *question: "y")
+    for text in (f"hf:{tmp_path}", f"clip:{tmp_path}[a; b]"):
+        with pytest.raises(ModelError, match="cannot load"):
+            load_model(text)
+        with pytest.raises(ModelError, match="cannot load"):
+            load_model(text, pretrained=False)
+    assert not (tmp_path / "was-run").exists()

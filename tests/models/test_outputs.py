@@ -37,7 +37,8 @@ Pair = namedtuple("Pair", ["logits", "extra"])
 
 WRAPPINGS: dict[str, Callable[[Tensor], Any]] = {
     "tuple": lambda y: (y, "extra"),
-    "list": lambda y: [y, y * 0],
+    "list": lambda y: [y],
+    "tuple with a feature map": lambda y: (torch.zeros(len(y), 8, 4, 4), y),
     "named tuple": lambda y: Pair(y, y * 0),
     "named tuple, other order": lambda y: namedtuple("Swapped", ["extra", "logits"])(y * 0, y),
     "dict": lambda y: {"logits": y},
@@ -47,6 +48,10 @@ WRAPPINGS: dict[str, Callable[[Tensor], Any]] = {
     "object": lambda y: Answer(None, y),
     "tuple that starts with nothing": lambda y: (None, y),
     "nested": lambda y: ({"out": y},),
+    "nested, with an embedding": lambda y: {"answer": {"features": y.repeat(1, 3), "head": y}},
+    "dict with a head": lambda y: {"features": y.repeat(1, 3), "head": y},
+    "dict with an embedding": lambda y: {"embedding": y.repeat(1, 3), "classes": y},
+    "logits before other names": lambda y: {"out": y.repeat(1, 3), "logits": y},
 }
 
 
@@ -57,6 +62,12 @@ def test_outputs_are_found_in_any_wrapping(wrapping: str, images: Tensor) -> Non
     assert torch.equal(model.outputs(images), plain_outputs(module, images))
     expected = aha.explain(module, images, "grad_cam").maps
     assert torch.allclose(aha.explain(model, images, "grad_cam").maps, expected, atol=1e-6)
+
+
+def test_the_caller_may_name_a_field(images: Tensor) -> None:
+    module = randomised(TinyCNN())
+    wrapped = Returns(module, lambda y: Answer(None, y))
+    assert torch.equal(load_model(wrapped, output="logits").outputs(images), plain_outputs(module, images))
 
 
 @pytest.mark.parametrize(("reader", "factor"), [("b", 2), (1, 2), (lambda returned: returned["a"] * 3, 3)])
@@ -70,6 +81,15 @@ def test_the_caller_may_say_where_the_outputs_are(reader: Any, factor: int, imag
 @pytest.mark.parametrize(
     ("wrap", "output", "says"),
     [
+        (
+            lambda y: (y.repeat(1, 3), y),
+            None,
+            r"several outputs: 0 of shape \(4, 15\), 1 of shape \(4, 5\); .*output=1\)",
+        ),
+        (lambda y: {"embed": y * 2, "y": y}, None, r"'embed' of shape \(4, 5\), 'y' of .*output='y'\)"),
+        (lambda y: {"out": y * 2, "head": y}, None, r"'out' of shape \(4, 5\), 'head' of shape \(4, 5\)"),
+        (lambda y: ([y, y * 2],), None, r"\[0\]\[0\] of shape .*output=lambda returned: returned\[0\]\[1\]"),
+        (lambda y: {"pooler_output": y, "last_hidden_state": y[..., None]}, None, "without recognisable class"),
         (lambda y: "text", None, "returned str without recognisable class outputs; pass output='KEY'"),
         (lambda y: {}, None, "returned dict without recognisable class outputs"),
         (lambda y: None, None, "NoneType"),
@@ -167,6 +187,9 @@ def test_a_regression_model_has_one_thing_to_explain(images: Tensor) -> None:
     found = aha.explain(model, images, "gradient(channels='sum')")
     assert model.num_classes == 1
     assert found.targets.tolist() == [0] * 4
+    assert found.labels == ["value"] * 4
+    several = aha.explain(load_model(randomised(TinyCNN()), score="regression"), images, "gradient", target=2)
+    assert several.labels == ["value 2"] * 4
     assert torch.allclose(found.scores, plain_outputs(module, images)[:, 0])
     with pytest.raises(aha.AhaError, match="class 1 does not exist"):
         aha.explain(model, images, "gradient", target=1)

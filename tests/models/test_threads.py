@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 import threading
 import warnings
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 import aha
 from aha.core.quiet import without_warnings
 from aha.data.images import read_image
+from aha.errors import ModelError
 from aha.learned.explainer import Explainer
 from aha.learned.export import export_onnx
 from aha.learned.settings import Design
@@ -193,3 +196,37 @@ def test_warnings_are_hushed_in_one_thread_alone() -> None:
     warnings.filterwarnings("error", "in front")
     with without_warnings():
         warnings.warn("in front of ours", stacklevel=1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forked_while_another_thread_explains_is_refused() -> None:
+    """Nobody would ever give the lock back there, nor undo what the thread had changed."""
+    model, other = load_model(randomised(TinyCNN())), load_model(randomised(TinyCNN()))
+    images = torch.rand(1, 3, SIZE, SIZE)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with model.lock:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    child = os.fork()
+    if child == 0:  # nothing of pytest's may run here
+        signal.alarm(60)
+        code = 1
+        try:
+            with other.lock:
+                model.outputs(images)
+        except ModelError as error:
+            code = 0 if "forked" in str(error) else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert model.outputs(images).shape[0] == 1

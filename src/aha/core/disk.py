@@ -22,14 +22,33 @@ MANIFEST, JOURNAL = "manifest.json", "journal.jsonl"
 """Files by which a folder of results is known, so that its pictures are not taken for pictures to look at."""
 
 
+def place_of(path: str | Path) -> Path:
+    """Where results go, or a line that says that this is no path."""
+    if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
+        raise OutputError(f"{path!r} is not a path to write to; name a file or a folder")
+    return Path(path)
+
+
 def check_writable(folder: Path) -> None:
     """Refuses a folder that cannot be written to, or could not be made; creates nothing."""
+    place_of(folder)
     with writing(folder):
         existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         if not existing.is_dir():
             raise OutputError(f"cannot write to {folder}: {existing} is not a folder")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise OutputError(f"cannot write to {folder}: no permission to write in {existing}")
+
+
+def check_regular(path: Path) -> None:
+    """Refuses, as an OSError, what is there but is no file: a pipe or a device would be waited for without end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(f"{path.name} is a pipe or a device, not a file")
+
+
+def readable(path: str | Path) -> str:
+    """A path as text that every file can hold; names in another encoding than UTF-8 are spelled out."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def result_key(*parts: object) -> str:

@@ -19,42 +19,47 @@ _PATIENCE = 3  # the third Ctrl-C is obeyed at once: the model itself may hang
 
 
 class _Notes:
-    """How often Ctrl-C was pressed, and what would have handled it."""
+    """How often a signal came, and what would have handled it."""
 
-    def __init__(self, former: Callable[[int, FrameType | None], object]) -> None:
-        self.former, self.count = former, 0
+    def __init__(self, number: int, former: Callable[[int, FrameType | None], object]) -> None:
+        self.number, self.former, self.count, self.wait = number, former, 0, True
 
     def take(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-        if self.count >= _PATIENCE:
+        if self.count >= _PATIENCE or not self.wait:
             self.former(number, frame)
 
     def hand_over(self) -> None:
         if self.count:
             self.count = 0
-            self.former(signal.SIGINT, None)
+            self.former(self.number, None)
 
 
-_notes: _Notes | None = None  # of the main thread, the only one that Python interrupts
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # the latter where a program handles it, as our commands do
+_notes: tuple[_Notes, ...] = ()  # of the main thread, the only one that Python interrupts
 
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
     """Ctrl-C takes effect at the next `checkpoint()` inside the block, or at its end."""
     global _notes
-    former = signal.getsignal(signal.SIGINT)
-    if _notes is not None or threading.current_thread() is not threading.main_thread() or not callable(former):
+    formers = [(number, signal.getsignal(number)) for number in _SIGNALS]
+    notes = tuple(_Notes(number, former) for number, former in formers if callable(former))
+    if _notes or threading.current_thread() is not threading.main_thread() or not notes:
         yield
         return
-    notes = _Notes(former)
-    signal.signal(signal.SIGINT, notes.take)  # from here on nothing is raised in between
     try:
+        for note in notes:
+            signal.signal(note.number, note.take)  # from here on nothing is raised in between
         _notes = notes
         yield
     finally:
-        _notes = None
-        signal.signal(signal.SIGINT, former)
-        notes.hand_over()
+        _notes = ()
+        for note in notes:
+            signal.signal(note.number, note.former)
+        for note in notes:
+            note.wait = False  # whatever the next line raises, none is lost
+            note.hand_over()
 
 
 Listener = Callable[[int, object], object]
@@ -83,8 +88,9 @@ def ended_by(listener: Listener) -> Iterator[None]:
 
 def checkpoint(images: int = 0, counts: object = None) -> None:
     """A moment at which the work may be ended: by Ctrl-C, or by a listener, who hears of images about to go."""
-    if _notes is not None and threading.current_thread() is threading.main_thread():
-        _notes.hand_over()
+    if _notes and threading.current_thread() is threading.main_thread():
+        for note in _notes:
+            note.hand_over()
     listener = _LISTENER.get()
     if listener is not None:
         listener(images, counts)

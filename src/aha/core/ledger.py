@@ -168,7 +168,10 @@ class Appender:
 
     def append(self, content: bytes) -> int:
         """Adds the bytes and returns where they start; on a full disk, the file stays as it was."""
-        start = self.size
+        facts = os.fstat(self._file.fileno())
+        if facts.st_nlink == 0:  # what is written now could never be read
+            raise OutputError(f"{self.path} was deleted while it was being written to; the work in hand is lost")
+        start = facts.st_size
         view = memoryview(content)
         try:
             while view:

@@ -7,6 +7,7 @@ ImageError that says what to do. Transparent pixels are composited over white.
 from __future__ import annotations
 
 import io
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from aha.core.disk import check_regular
 from aha.errors import ImageError
 
 ImageSource: TypeAlias = str | Path | bytes | Image.Image | npt.NDArray[Any] | torch.Tensor
@@ -25,6 +27,7 @@ MAX_PIXELS = 89_478_485
 """Largest picture that is decoded: a quarter of a gibibyte of RGB, which is Pillow's own default limit."""
 
 # An allow-list because some of Pillow's formats do more than decode: EPS runs Ghostscript on the file.
+_SLOW_FORMATS = ("JPEG2000",)  # 140 ms per megapixel of a photograph, where the others take 1 to 20
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
 _MAX_16_BIT = 65_535
@@ -32,7 +35,7 @@ _MAX_16_BIT = 65_535
 _FLOAT_SLACK = 1e-5
 
 
-def read_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def read_image(source: ImageSource, max_pixels: int = MAX_PIXELS, max_slow_pixels: int | None = None) -> Image.Image:
     """Reads one picture as an upright 8-bit RGB image.
 
     The EXIF orientation is applied, greyscale is replicated, transparency is composited over white, and
@@ -42,19 +45,23 @@ def read_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> Image.Image
         source: A file, or its content as bytes; a Pillow image; an array of shape (H, W) or (H, W, C) with C of 1, 3
             or 4 that holds uint8, uint16, bool, or floats in [0, 1]; or a uint8 tensor of shape (C, H, W).
         max_pixels: Larger pictures are refused, files of them before anything but the header is decoded.
+        max_slow_pixels: The same for files of JPEG 2000, which takes ten times as long as others.
 
     Raises:
         ImageError: The picture cannot be read or its values are ambiguous.
     """
-    return read_named(source, str(source) if isinstance(source, str | Path) else "the image", max_pixels)
+    name = str(source) if isinstance(source, str | Path) else "the image"
+    return read_named(source, name, max_pixels, max_slow_pixels)
 
 
-def read_named(source: ImageSource, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def read_named(
+    source: ImageSource, name: str, max_pixels: int = MAX_PIXELS, max_slow_pixels: int | None = None
+) -> Image.Image:
     """As `read_image`; errors call the picture by `name`."""
-    if isinstance(source, str | Path):
-        return _from_file(Path(source), name, max_pixels)
-    if isinstance(source, bytes):
-        return _from_file(io.BytesIO(source), name, max_pixels)
+    if isinstance(source, str | Path | bytes):
+        file = io.BytesIO(source) if isinstance(source, bytes) else Path(source)
+        with _opened(file, name, max_pixels, max_slow_pixels) as picture:
+            return _decode(picture, name, max_pixels)
     if isinstance(source, Image.Image):
         return _decode(source, name, max_pixels)
     if isinstance(source, np.ndarray):
@@ -64,14 +71,34 @@ def read_named(source: ImageSource, name: str, max_pixels: int = MAX_PIXELS) -> 
     raise ImageError(f"{name}: cannot read a picture from {type(source).__name__}; give a path, image or array")
 
 
-def _from_file(path: Path | io.BytesIO, name: str, max_pixels: int) -> Image.Image:
+def missing(name: str) -> str:
+    """What is said about a file that is not there; of an address, paths may have made `https:/`."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", name):
+        return f"{name} is an address, not a file; nothing is fetched from the network: download it first"
+    return f"{name} does not exist; check the path"
+
+
+def read_values(path: Path, name: str) -> npt.NDArray[Any]:
+    """A picture's values (H, W) or (H, W, C) as they stand in the file, for masks; palettes give their indices.
+
+    Raises:
+        ImageError: It cannot be read, or is too large.
+    """
+    with _opened(path, name, MAX_PIXELS) as picture:
+        return np.array(_loaded(picture, name))
+
+
+def _opened(path: Path | io.BytesIO, name: str, max_pixels: int, max_slow_pixels: int | None = None) -> Image.Image:
+    """A picture of which the header alone is read; the one place where files of pictures are opened."""
     try:
+        if isinstance(path, Path):
+            check_regular(path)
         opened = Image.open(path, formats=_formats())
     # From twice Pillow's limit on; a warning below that, unless the program made warnings into errors.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ImageError(_too_large(name, max_pixels)) from None
     except (FileNotFoundError, NotADirectoryError):
-        raise ImageError(f"{name} does not exist; check the path") from None
+        raise ImageError(missing(name)) from None
     except IsADirectoryError:
         raise ImageError(f"{name} is a folder; give one picture file") from None
     except PermissionError:
@@ -80,8 +107,14 @@ def _from_file(path: Path | io.BytesIO, name: str, max_pixels: int) -> Image.Ima
         raise ImageError(f"{name} is not a picture in a known format; convert it to PNG or JPEG") from None
     except Exception as error:
         raise ImageError(_damaged(name, error)) from error
-    with opened:
-        return _decode(opened, name, max_pixels)
+    # Opening reads the header only, so the size is checked before any pixel is decoded.
+    most = max_slow_pixels if max_slow_pixels is not None and opened.format in _SLOW_FORMATS else max_pixels
+    try:
+        _check_size(opened.height, opened.width, name, most)
+    except ImageError:
+        opened.close()
+        raise
+    return opened
 
 
 @cache
@@ -92,15 +125,23 @@ def _formats() -> tuple[str, ...]:
 
 
 def _decode(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
-    # Opening reads the header only, so the size is checked before any pixel is decoded.
     _check_size(image.height, image.width, name, max_pixels)
     try:
+        upright = ImageOps.exif_transpose(_loaded(image, name))
+    except ImageError:
+        raise
+    except Exception as error:  # EXIF may be damaged in as many ways as pixels
+        raise ImageError(_damaged(name, error)) from error
+    return _to_rgb(upright, name)
+
+
+def _loaded(image: Image.Image, name: str) -> Image.Image:
+    try:
         image.load()
-        upright = ImageOps.exif_transpose(image)
     # On damaged files the decoders raise much more than OSError: SyntaxError, ValueError, struct.error, ...
     except Exception as error:
         raise ImageError(_damaged(name, error)) from error
-    return _to_rgb(upright, name)
+    return image
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:

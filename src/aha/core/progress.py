@@ -92,6 +92,11 @@ def in_shares(items: Iterable[T], weights: Sequence[float]) -> Iterator[T]:
 
 def in_parts(items: Sequence[T]) -> Iterator[T]:
     """The items one by one; what is done about each is an equal part of the work at hand."""
+    return parts_of_known(items, len(items))
+
+
+def parts_of_known(items: Iterable[T], count: int) -> Iterator[T]:
+    """The same for items that come one by one, of which there are `count`."""
     for number, item in enumerate(items):
-        with part(number, number + 1, len(items)):
+        with part(number, number + 1, count):
             yield item

@@ -8,6 +8,7 @@ The same text serves Python, command line, configuration, tables, URLs and cache
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
@@ -69,7 +70,7 @@ def parse(text: str, registry: Registry[type[S]], *inner: Registry[Any]) -> S:
     if len(text) > MAX_LENGTH:
         raise SpecError(f"a {registry.kind} text of {len(text)} characters is longer than {MAX_LENGTH}")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(_without_hyphens(text.strip()), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise SpecError(
             f"cannot read {registry.kind} {_shorten(text)!r}; write name or name(parameter=value)"
@@ -82,6 +83,14 @@ def parse(text: str, registry: Registry[type[S]], *inner: Registry[Any]) -> S:
     value = _build(tree, inner or (registry,), outermost=(registry,))
     assert isinstance(value, Spec)
     return value  # type: ignore[return-value]  # the registry holds only classes of S
+
+
+_HYPHENATED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[A-Za-z_]\w*(?:-[A-Za-z_]\w*)+""")
+
+
+def _without_hyphens(text: str) -> str:
+    """Names such as `grad-cam` as Python can read them; what is in quotes stays as it is."""
+    return _HYPHENATED.sub(lambda found: found[0] if found[0][0] in "'\"" else found[0].replace("-", "_"), text)
 
 
 def _class(name: str, registries: tuple[Registry[Any], ...]) -> type[Spec]:

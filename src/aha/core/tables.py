@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from aha.core.disk import check_regular
 from aha.errors import AhaError
 
 
 def read_table(path: Path, kind: type[AhaError]) -> list[dict[str, str]]:
     """The lines of a CSV file; `kind` is the error that is raised where it cannot be read."""
     try:
+        check_regular(path)
         lines = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, ValueError) as error:
         raise kind(f"cannot read {path}: {error}") from None

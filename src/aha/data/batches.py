@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from aha.data.images import Pictures, find_images, iter_pictures
+from aha.data.images import Pictures, find_images, is_folder, iter_pictures
 from aha.errors import ImageError, TargetError
 from aha.models import TargetModel
 from aha.models.preprocessing import Geometry
@@ -63,9 +63,9 @@ def count_images(images: Images) -> int | None:
     if isinstance(images, Tensor):
         return 1 if images.dim() == 3 else len(images)
     if isinstance(images, str | Path):
-        return len(find_images(Path(images))) if Path(images).is_dir() else 1
+        return len(find_images(Path(images))) if is_folder(images) else 1
     if isinstance(images, list | tuple):
-        folders = [item for item in images if isinstance(item, str | Path) and Path(item).is_dir()]
+        folders = [item for item in images if isinstance(item, str | Path) and is_folder(item)]
         return len(images) - len(folders) + sum(len(find_images(Path(folder))) for folder in folders)
     if isinstance(images, DataLoader | IterableDataset):
         return None

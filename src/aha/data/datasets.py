@@ -21,21 +21,21 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from aha.core.disk import result_key
+from aha.core.disk import check_regular, readable, result_key
 from aha.core.registry import Registry
 from aha.core.seeds import generator_of
 from aha.data.images import read_image
 from aha.data.labelled import Box
 from aha.data.mosaics import Mosaic
 from aha.data.targets import top_classes
-from aha.errors import AhaError, ImageError, SpecError
+from aha.errors import AhaError, ImageError, MetricError, SpecError
 from aha.models import TargetModel
 
 FILTER_CONFIDENCE, FILTER_PER_CLASS = 0.6, 5
@@ -61,14 +61,45 @@ class BenchImage:
     mask: Callable[[], NDArray[Any]] | None = None
     boxes: tuple[Box, ...] = ()
 
+    def content(self) -> Any:
+        """What `read` gives; whatever decoders and libraries raise is an ImageError."""
+        return _whole(self.read, ImageError, f"cannot read {self.id}")
+
+    def true_mask(self) -> NDArray[Any]:
+        """What `mask` gives; whatever is wrong with it is a MetricError."""
+        assert self.mask is not None
+        return _whole(self.mask, MetricError, f"cannot read the mask of {self.id}")
+
+
+T = TypeVar("T")
+
+
+def _whole(read: Callable[[], T], kind: type[AhaError], what: str) -> T:
+    try:
+        return read()
+    except AhaError:
+        raise
+    except Exception as error:  # of a decoder or a library: one file that is damaged ends nothing else
+        raise kind(f"{what}: {reason_of(error)}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """What an error of reading says, for people."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}"
+    return f"{error}" if str(error) and isinstance(error, ValueError) else f"{type(error).__name__} {error}".strip()
+
 
 def content_digest(read: Callable[[], Any]) -> str:
     """Digest of what is read: a file's bytes, or pixels; of what cannot be read, of the fact."""
     try:
         content = read()
         if isinstance(content, Path):
+            check_regular(content)
             content = content.read_bytes()
-    except (AhaError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # decoders raise whatever they like; it will be said when the image is read
         return f"unreadable: {type(error).__name__}"
     if isinstance(content, Mosaic):
         return result_key(content_digest(lambda: content.image), sorted(content.cells))
@@ -92,7 +123,7 @@ def find_data(data: str | Sequence[str], model: TargetModel) -> list[BenchImage]
     found: dict[str, BenchImage] = {}
     for text in data:
         for image in _read(text, model):
-            name = f"{text}/{image.id}" if image.path is None else str(image.path)
+            name = readable(f"{text}/{image.id}" if image.path is None else image.path)
             found.setdefault(name, replace(image, id=name))
     return list(found.values())
 
@@ -101,7 +132,12 @@ def _read(text: str, model: TargetModel) -> list[BenchImage]:
     from aha.data import layouts  # noqa: F401  # here, since layouts register themselves with this module
 
     kind, place, split = split_text(text)
-    images = DATA[kind](Path(place).expanduser(), split, model)
+    try:
+        images = DATA[kind](Path(place).expanduser(), split, model)
+    except AhaError:
+        raise
+    except Exception as error:  # lists and archives from elsewhere can be wrong in every way
+        raise ImageError(f"cannot read data {text}: {reason_of(error)}; its layout is not that of {kind}") from None
     if not images:
         raise ImageError(f"no images in {text}")
     seen: set[str] = set()
@@ -161,8 +197,8 @@ def mda_filter(model: TargetModel, images: Sequence[BenchImage], limit: int | No
         part, inputs = [], []
         for image in images[start : start + batch_size]:
             try:
-                inputs.append(preprocess(read_image(image.read()))[0])
-            except (AhaError, OSError):
+                inputs.append(preprocess(read_image(image.content()))[0])
+            except AhaError:
                 continue  # unreadable: not kept
             part.append(image)
         if not inputs:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from PIL import Image
 
-from aha.core.disk import JOURNAL, MANIFEST
+from aha.core.disk import JOURNAL, MANIFEST, readable
 from aha.core.pictures import ImageSource, read_image, read_named
 from aha.errors import ImageError
 
@@ -60,7 +60,7 @@ def find_images(path: Path) -> list[Path]:
         raise ImageError(f"{path} does not exist; check the path")
     found = sorted(_walk(path))
     if not found:
-        raise ImageError(f"no pictures below the folder {path}; looked for {' '.join(sorted(IMAGE_SUFFIXES))}")
+        raise ImageError(f"no images in the folder {path} or below; looked for {' '.join(sorted(IMAGE_SUFFIXES))}")
     return found
 
 
@@ -81,12 +81,12 @@ def iter_pictures(
     """
     sources = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes) else [inputs]
     if not sources:
-        raise ImageError("no pictures were given")
+        raise ImageError("no images were given")
     position = first
     for source in sources:
         for item in _items(source):
             path = item if isinstance(item, Path) else None
-            name = f"image-{position}" if path is None else str(path)
+            name = f"image-{position}" if path is None else readable(path)
             position += 1
             try:
                 image = read_named(item, name)
@@ -103,7 +103,15 @@ def _items(source: ImageSource) -> Sequence[ImageSource]:
         return [source]
     # A file that is gone by now counts as one picture that cannot be read, not as the end of all reading.
     path = Path(source)
-    return find_images(path) if path.is_dir() else [path]
+    return find_images(path) if is_folder(path) else [path]
+
+
+def is_folder(path: str | Path) -> bool:
+    """Is a folder there? No name that a file system refuses, because it is too long for one, is one."""
+    try:
+        return Path(path).is_dir()
+    except OSError:
+        return False
 
 
 def _walk(folder: Path) -> Iterator[Path]:

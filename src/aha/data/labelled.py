@@ -1,20 +1,21 @@
 """Image files with what is known about them: labels, masks and boxes from a CSV file.
 
 A CSV has a header. Columns: `file` (or `path`, `image`), relative to the CSV; optionally `label` (or `class_index`),
-`mask` (a picture: above 0 is object, 255 does not count), and `x0, y0, x1, y1`, with one line per box.
+`mask` (a picture: above 0 is object, 255 does not count), and `x0, y0, x1, y1`, with one line per box. Lines of
+the same file have the same label and mask, or none.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
+from aha.core.pictures import read_values
 from aha.core.tables import read_table
 from aha.data.images import find_images
 from aha.errors import ImageError, MetricError
@@ -59,17 +60,25 @@ def _read_csv(path: Path) -> list[LabelledImage]:
             raise ImageError(
                 f"line {number} of {path} is incomplete or has a label or box that is not a number"
             ) from None
-        earlier = found.get(image)
-        found[image] = (
-            LabelledImage(image, label, mask, boxes)
-            if earlier is None
-            else replace(earlier, boxes=earlier.boxes + boxes)
+        earlier = found.get(image, LabelledImage(image))
+        for what, former, now in (("label", earlier.label, label), ("mask", earlier.mask, mask)):
+            if None not in (former, now) and former != now:
+                raise ImageError(
+                    f"line {number} of {path} gives {line[file_column]} another {what}; keep one of the lines"
+                )
+        found[image] = LabelledImage(
+            image,
+            earlier.label if label is None else label,
+            earlier.mask if mask is None else mask,
+            earlier.boxes + boxes,
         )
     return list(found.values())
 
 
 def _box(line: dict[str, str]) -> Box:
     x0, y0, x1, y1 = (float(line[name]) for name in _BOX)
+    if not all(map(math.isfinite, (x0, y0, x1, y1))):
+        raise ValueError("a box has finite sides")
     return x0, y0, x1, y1
 
 
@@ -97,8 +106,7 @@ class Lazy(Sequence[Any]):
 def read_mask(path: Path) -> NDArray[Any]:
     """The values (H, W) of a mask picture; palette pictures give their indices."""
     try:
-        with Image.open(path) as picture:
-            values = np.array(picture)
-    except Exception as error:  # decoders raise much more than OSError on damaged files
-        raise MetricError(f"cannot read the mask {path}: {error}") from None
+        values = read_values(path, str(path))
+    except ImageError as error:
+        raise MetricError(f"cannot read the mask: {error}") from None
     return values if values.ndim == 2 else values[..., 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -13,17 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from aha.core.disk import readable
+from aha.core.pictures import MAX_PIXELS
 from aha.core.tables import read_table
 from aha.data.datasets import DATA, BenchImage
-from aha.data.images import find_images
+from aha.data.images import find_images, read_image
 from aha.data.labelled import Box, find_labelled, read_mask
 from aha.data.samples import read_shards_at
-from aha.errors import ImageError, MissingExtra
+from aha.errors import ImageError, MetricError, MissingExtra
 from aha.models import TargetModel
 from aha.models.sources import imagenet_synsets
 
 _IGNORED = 255
 _IMAGENET_S_IGNORED = 1000
+_MOST_IMAGES = 50_000_000  # of which a list still fits into memory
+_FARTHEST = 1e6  # pixels: corners of outlines lie in their pictures, or near them
 _TRIMAP_OBJECT, _TRIMAP_BORDER = 1, 3
 
 
@@ -32,7 +37,7 @@ def _file(path: Path, root: Path, **truth: Any) -> BenchImage:
     if not path.is_file():
         raise ImageError(f"{path} does not exist; check the path")
     name = path.relative_to(root) if path.is_relative_to(root) else path
-    return BenchImage(name.as_posix(), partial(Path, path), path, **truth)
+    return BenchImage(readable(name.as_posix()), partial(Path, path), path, **truth)
 
 
 def _folder(path: Path, what: str) -> Path:
@@ -104,7 +109,7 @@ def read_imagenet(place: Path, split: str, model: TargetModel) -> list[BenchImag
         if file.stem in labels
     ]
     if not found:
-        raise ImageError(f"none of the pictures in {root} is listed with a label")
+        raise ImageError(f"no image in {root} is listed with a label")
     return found
 
 
@@ -118,7 +123,7 @@ def _lines(path: Path, *columns: str) -> list[dict[str, str]]:
 def _listed_labels(place: Path, split: str) -> tuple[dict[str, int], dict[str, tuple[Box, ...]]]:
     """Labels from labels.csv (file, class_index[, split]), boxes from boxes.csv (file, x0, y0, x1, y1)."""
     labels = {
-        Path(line["file"]).stem: int(line["class_index"])
+        Path(line["file"]).stem: _number(line["class_index"], f"class_index of {line['file']}")
         for line in _lines(place / "labels.csv", "file", "class_index")
         if line.get("split", split) == split
     }
@@ -136,13 +141,24 @@ def _solution(path: Path) -> tuple[dict[str, int], dict[str, tuple[Box, ...]]]:
     boxes: dict[str, tuple[Box, ...]] = {}
     for line in _lines(path, "ImageId", "PredictionString"):
         words = line["PredictionString"].split()
+        if not words or words[0] not in index or len(words) % 5:
+            raise ImageError(f"{path}: {line['ImageId']} has no SYNSET x0 y0 x1 y1 of ImageNet")
         labels[line["ImageId"]] = index[words[0]]
         boxes[line["ImageId"]] = tuple(_box(words[i + 1 : i + 5]) for i in range(0, len(words), 5))
     return labels, boxes
 
 
-def _box(sides: Iterable[str]) -> Box:
+def _number(text: object, what: str) -> int:
+    try:
+        return int(str(text))
+    except ValueError:
+        raise ImageError(f"{what} is {str(text)[:40]!r}, not a whole number") from None
+
+
+def _box(sides: Iterable[Any]) -> Box:
     x0, y0, x1, y1 = map(float, sides)
+    if not all(map(math.isfinite, (x0, y0, x1, y1))):
+        raise ImageError("a box has a side that is not a finite number")
     return x0, y0, x1, y1
 
 
@@ -182,8 +198,7 @@ def read_imagenet_s(place: Path, split: str, model: TargetModel) -> list[BenchIm
 
 def _imagenet_s_mask(path: Path, number: int) -> NDArray[np.uint8]:
     """Red plus 256 times green is the class, counted from 1; 0 is anything else, 1000 does not count."""
-    with Image.open(path) as picture:
-        colours = np.array(picture.convert("RGB")).astype(np.int64)
+    colours = np.asarray(read_image(path)).astype(np.int64)
     classes = colours[..., 0] + 256 * colours[..., 1]
     return np.where(classes == _IMAGENET_S_IGNORED, _IGNORED, classes == number).astype(np.uint8)
 
@@ -198,7 +213,9 @@ def read_imagenet_segmentation(place: Path, split: str, model: TargetModel) -> l
     try:
         with h5py.File(place) as archive:
             count = len(archive["/value/img"])
-    except (OSError, KeyError) as error:
+        if count > _MOST_IMAGES:
+            raise ValueError(f"it claims {count:,} pictures")
+    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise ImageError(f"cannot read {place}: {error}") from None
     return [
         BenchImage(f"{i:05d}", partial(_from_matlab, place, i, "img"), mask=partial(_from_matlab, place, i, "gt"))
@@ -212,7 +229,12 @@ def _from_matlab(place: Path, index: int, what: str) -> NDArray[Any]:
 
     with h5py.File(place) as archive:
         entry = archive[archive[f"/value/{what}"][index, 0]]
-        values: NDArray[Any] = np.array(entry if what == "img" else archive[entry[0, 0]])
+        stored = entry if what == "img" else archive[entry[0, 0]]
+        if stored.size > 4 * MAX_PIXELS:
+            raise ImageError(
+                f"{place}: entry {index} claims {stored.size:,} values; at most {4 * MAX_PIXELS:,} are read"
+            )
+        values: NDArray[Any] = np.array(stored)
     return values.transpose().astype(np.uint8)
 
 
@@ -235,12 +257,16 @@ def read_pets(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
 def _breeds(place: Path, split: str) -> dict[str, int]:
     if (place / "labels.csv").is_file():
         lines = _lines(place / "labels.csv", "name", "class_index")
-        return {line["name"]: int(line["class_index"]) for line in lines if line.get("split") in (None, split or "val")}
+        return {
+            line["name"]: _number(line["class_index"], f"class_index of {line['name']}")
+            for line in lines
+            if line.get("split") in (None, split or "val")
+        }
     listing = place / "annotations" / f"{split or 'test'}.txt"
     if not listing.is_file():
         raise ImageError(f"{place} has neither labels.csv nor {listing.relative_to(place)}")
     rows = [line.split() for line in listing.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    return {row[0]: int(row[1]) - 1 for row in rows if row}
+    return {row[0]: _number("".join(row[1:2]), f"{listing}: the class of {row[0]}") - 1 for row in rows if row}
 
 
 def _trimap(path: Path) -> NDArray[np.uint8]:
@@ -271,7 +297,7 @@ def read_coco(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
         if largest is None:
             continue
         read = partial(_coco_mask, picture["height"], picture["width"], objects, crowds)
-        boxes = tuple((x, y, x + w, y + h) for x, y, w, h in (o["bbox"] for o in objects))
+        boxes = tuple(_box((x, y, x + w, y + h)) for x, y, w, h in (o["bbox"] for o in objects))
         label = categories.index(largest) if model.num_classes == len(categories) else None
         found.append(_file(root / picture["file_name"], root, label=label, mask=read, boxes=boxes))
     return found
@@ -294,6 +320,8 @@ def _largest_category(
 def _coco_mask(
     height: int, width: int, objects: Sequence[Mapping[str, Any]], crowds: Sequence[Mapping[str, Any]]
 ) -> NDArray[np.uint8]:
+    if type(height) is not int or type(width) is not int or min(height, width) < 1 or height * width > MAX_PIXELS:
+        raise MetricError(f"a picture of {height!r} x {width!r} pixels has no mask; at most {MAX_PIXELS:,} are drawn")
     mask = np.zeros((height, width), dtype=np.uint8)
     for value, parts in ((_IGNORED, crowds), (1, objects)):
         for annotation in parts:
@@ -306,10 +334,14 @@ def _outlined(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]:
     if isinstance(segmentation, list):
         canvas = Image.new("1", (width, height))
         for polygon in segmentation:
+            if not all(abs(float(side)) <= _FARTHEST for side in polygon):
+                raise MetricError("the outline of an object has a corner that is not a number, or is far away")
             ImageDraw.Draw(canvas).polygon([(x, y) for x, y in zip(polygon[::2], polygon[1::2], strict=True)], fill=1)
         return np.array(canvas)
     counts = segmentation["counts"]
     runs = _uncompressed(counts) if isinstance(counts, str) else counts
+    if any(type(run) is not int or run < 0 for run in runs) or sum(runs) != height * width:
+        raise MetricError(f"the run lengths of an object do not fill its picture of {width} x {height} pixels")
     flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
     return flat.reshape(width, height).T
 
@@ -322,6 +354,8 @@ def _uncompressed(text: str) -> list[int]:
         value = shift = 0
         more = True
         while more:
+            if position >= len(text) or shift > 60:
+                raise MetricError("the compressed run lengths of an object are cut short or too long")
             bits = ord(text[position]) - 48
             value |= (bits & 0x1F) << shift
             more = bool(bits & 0x20)
@@ -349,7 +383,7 @@ def read_hugging_face(place: Path, split: str, model: TargetModel) -> list[Bench
     except ImportError:
         raise MissingExtra("Hugging Face data sets", "datasets") from None
     try:
-        loaded = datasets.load_from_disk(str(place)) if place.is_dir() else datasets.load_dataset(str(place))
+        loaded = datasets.load_from_disk(str(place)) if place.is_dir() else _from_hub(datasets, place)
     except Exception as error:  # the library raises whatever the hub, the script or the disk did
         raise ImageError(f"cannot load the data set {place}: {next(iter(str(error).splitlines()), error)}") from None
     if isinstance(loaded, Mapping):
@@ -363,11 +397,24 @@ def read_hugging_face(place: Path, split: str, model: TargetModel) -> list[Bench
     if picture is None:
         raise ImageError(f"{place} has no column of images; it has {', '.join(columns)}")
     labels = [None if value is None or value < 0 else int(value) for value in loaded[label]] if label else None
+    if isinstance(getattr(loaded, "features", {}).get(picture), getattr(datasets, "Image", ())):
+        loaded = loaded.cast_column(picture, datasets.Image(decode=False))  # the library would open any format
     return [
         BenchImage(f"{split or 'data'}/{i}", _row_reader(loaded, i, picture), label=labels[i] if labels else None)
         for i in range(len(loaded))
     ]
 
 
+def _from_hub(datasets: Any, place: Path) -> Any:
+    """A data set by its name; the library's versions before 4 would ask whether to run a script of the hub's."""
+    return datasets.load_dataset(str(place), trust_remote_code=False)
+
+
 def _row_reader(rows: Any, index: int, column: str) -> Callable[[], Any]:
-    return lambda: rows[index][column]
+    def read() -> Any:
+        value = rows[index][column]
+        if isinstance(value, Mapping):  # a file, as it is
+            return value["bytes"] if value.get("bytes") else Path(value["path"])
+        return value
+
+    return read

@@ -197,7 +197,7 @@ def _check_filled(finished: int, count: int, n: int) -> None:
     if not finished:
         raise ImageError(f"no mosaic could be filled: {n * n} usable pictures of different classes are needed")
     if finished < count:
-        warn(f"the pictures sufficed for {finished} of {count} mosaics", AhaWarning)
+        warn(f"there were enough images for {finished} of {count} mosaics", AhaWarning)
 
 
 def _tiled(model: TargetModel, tiles: list[_Tile], n: int, cell: Fitting) -> Mosaic:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from torch.utils.data import Dataset
+
+from aha.core.disk import check_regular
 from aha.data.datasets import BenchImage, find_data
 from aha.data.images import IMAGE_SUFFIXES
 from aha.errors import ImageError
 from aha.models import TargetModel
+
+_MOST_SHARDS, _MOST_DIGITS = 100_000, 18
+_LONGEST_LABEL = 2**20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,11 @@ class Sample:
     size: int = 0
     given: Callable[[], Any] | None = None
 
+    def num_bytes(self) -> int:
+        """Of its file; 0 where it has none of its own."""
+        path = Path(self.file)
+        return self.size or (path.stat().st_size if self.given is None and path.is_file() else 0)
+
     def read(self) -> Any:
         """What `read_image` takes."""
         if self.given is not None:
@@ -38,8 +49,20 @@ class Sample:
             return shard.read(self.size)
 
 
-def find_samples(source: str | Path, model: TargetModel) -> list[Sample]:
-    """All images at a source, labelled as every other command labels them (see `aha.data.datasets`)."""
+Data: TypeAlias = str | Path | Sequence[Any] | Dataset[Any]
+"""A data text, a list of pictures or their paths, or a Dataset that is indexed."""
+
+
+def find_samples(source: Data, model: TargetModel) -> list[Sample]:
+    """All images at a source, labelled as every other command labels them (see `aha.data.datasets`).
+
+    Pictures of a list or a Dataset have no labels: whether a Dataset has some is known only when all of it is read.
+    """
+    if not isinstance(source, str | Path):
+        found = [_of_list(source, place) for place in range(len(source))]  # type: ignore[arg-type]
+        if not found:
+            raise ImageError("no images were given")
+        return found
     images = find_data(str(source), model)
     if all(image.label is None for image in images) and any("/" in image.id for image in images if image.path):
         folders = {image.id.partition("/")[0] for image in images if "/" in image.id}
@@ -48,6 +71,17 @@ def find_samples(source: str | Path, model: TargetModel) -> list[Sample]:
             "give one folder per class, one folder of images without labels, or a CSV file with the columns file, label"
         )
     return [_sample(image) for image in images]
+
+
+def _of_list(source: Sequence[Any] | Dataset[Any], place: int) -> Sample:
+    if not isinstance(source, Dataset) and isinstance(source[place], str | Path):
+        return Sample(str(source[place]))
+
+    def read() -> Any:
+        item = source[place]
+        return item[0] if isinstance(item, tuple | list) else item
+
+    return Sample(f"image {place}", given=read)
 
 
 def _sample(image: BenchImage) -> Sample:
@@ -65,6 +99,8 @@ def _shards(path: Path) -> list[Path]:
     """Tar files at a path: one, all of a folder, or a range such as `train-{000..146}.tar`."""
     if range_ := re.search(r"\{(\d+)\.\.(\d+)\}", path.name):
         first, last = range_.groups()
+        if len(last) > _MOST_DIGITS or int(last) - int(first) >= _MOST_SHARDS:
+            raise ImageError(f"{path.name} stands for more than {_MOST_SHARDS:,} files; give a shorter range")
         numbers = (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))
         return [path.with_name(path.name.replace(range_.group(), number)) for number in numbers]
     if path.suffix.lower() == ".tar":
@@ -75,8 +111,9 @@ def _shards(path: Path) -> list[Path]:
 def _in_shard(shard: Path) -> Iterator[Sample]:
     """Images of one shard; `NAME.cls` (a number) or `NAME.json` ({"label": number}) beside `NAME.jpg` is its label."""
     try:
+        check_regular(shard)
         with tarfile.open(shard, "r:") as archive:  # not compressed: images are read from their place
-            members = (member for member in archive if member.isfile())
+            members = (member for member in archive if member.isfile() and not member.issparse())
             for _, group in groupby(members, key=lambda member: _key(member.name)):
                 image, label = None, None
                 for member in group:
@@ -85,10 +122,10 @@ def _in_shard(shard: Path) -> Iterator[Sample]:
                         image = member
                     elif suffix in (".cls", ".json"):
                         content = archive.extractfile(member)
-                        label = _label(content.read() if content else b"", suffix)
+                        label = _label(content.read(_LONGEST_LABEL) if content else b"", suffix)
                 if image is not None:
                     yield Sample(str(shard), label, image.offset_data, image.size)
-    except (OSError, tarfile.TarError, ValueError) as error:
+    except (OSError, tarfile.TarError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ImageError(f"cannot read the shard {shard}: {error}") from None
 
 

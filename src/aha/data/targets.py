@@ -15,7 +15,10 @@ from aha.errors import TargetError
 from aha.models import TargetModel
 
 Target = str | int | Sequence[int | str] | Sequence[Sequence[int | str]] | Tensor
-"""`"top1"`, `"top5"`, `"label"`, a class name or several (`"lynx, cougar"`), an index, or one or more per image."""
+"""`"top1"`, `"top5"`, `"label"`, a class name or several (`"lynx, cougar"`), an index; or a list, one entry per image.
+
+An entry of the list is a class, or a list of classes, of its image: `[3, 5]` are two images, `[[3, 5]]` is one.
+"""
 
 
 def resolve_targets(
@@ -49,19 +52,19 @@ def resolve_targets(
     return chosen
 
 
-def most_classes(target: Target, total: int | None = None) -> int:
+def most_classes(target: Target) -> int:
     """How many classes of an image the target may stand for, at most; before any image has been looked at."""
     if isinstance(target, str):
         top = re.fullmatch(r"top(\d+)", target)
         return max(1, int(top[1])) if top else target.count(",") + 1
-    return max([1, *(class_counts(target, total) or [])])
+    return max([1, *(class_counts(target) or [])])
 
 
-def class_counts(target: Target, total: int | None = None) -> list[int] | None:
+def class_counts(target: Target) -> list[int] | None:
     """How many classes each image has, where the target says so image by image; else all have equally many."""
     if not _is_row(target):
         return None
-    return [len(_as_list(row)) if _is_row(row) else 1 for row in _rows(target, total)]
+    return [len(_as_list(row)) if _is_row(row) else 1 for row in _as_list(target)]
 
 
 def _by_word(word: str, model: TargetModel, outputs: Tensor, labels: Tensor | None) -> list[list[int]]:
@@ -94,13 +97,15 @@ def top_classes(outputs: Tensor, count: int, num_classes: int = 2) -> Tensor:
     """The `count` classes (B, count) with the largest outputs, best first; a single output may stand for two."""
     if outputs.shape[1] == 1 and num_classes == 2:
         outputs = torch.cat([-outputs, outputs], dim=1)
-    return outputs.topk(count, dim=1).indices
+    known = torch.where(outputs.isnan(), -torch.inf, outputs)  # what is no number is not the largest
+    return known.topk(count, dim=1).indices
 
 
 def _by_position(target: Any, model: TargetModel, positions: Sequence[int], total: int | None) -> list[list[int]]:
-    rows = _rows(target, total)
+    rows = _as_list(target)
     if total is not None and len(rows) != total:
-        raise TargetError(f"{len(rows)} targets for {total} images; give one per image, or a list of classes for each")
+        images = f"{total} images" if total > 1 else "1 image"
+        raise TargetError(f"{len(rows)} targets for {images}; give one per image{_in_a_list(rows, total)}")
     if positions[-1] >= len(rows):
         raise TargetError(f"{len(rows)} targets are too few; image number {len(rows) + 1} has none")
     part = (rows[position] for position in positions)
@@ -110,16 +115,17 @@ def _by_position(target: Any, model: TargetModel, positions: Sequence[int], tota
     return chosen
 
 
-def _rows(target: Any, total: int | None) -> list[Any]:
-    """The class, or the classes, of each image."""
-    rows = _as_list(target)
-    return [rows] if total == 1 and rows and not _is_row(rows[0]) else rows  # several classes of the one image
+def _in_a_list(rows: list[Any], total: int) -> str:
+    """What to write for several classes of one image; `[3, 5]` are the classes of two."""
+    if total > 1 or any(map(_is_row, rows)):
+        return ", or a list of classes for each"
+    return f", and several classes of one image as a list in the list: {[rows]!r}"
 
 
 def _is_row(value: Any) -> bool:
     if isinstance(value, Tensor | np.ndarray):
         return value.ndim > 0
-    return isinstance(value, Sequence) and not isinstance(value, str)
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def _as_list(row: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aha.errors import CapabilityError
+from aha.errors import CapabilityError, ModelError
 from aha.models.attention import Attend, AttentionSwap
 from aha.models.hooks import first_tensor, swapped_forward
 from aha.models.memory import is_out_of_memory
@@ -159,7 +159,7 @@ def _refusal(attempt: Callable[[], object], reason: str) -> str:
         attempt()
     except CapabilityError as error:
         return str(error)
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+    except (ModelError, RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         if is_out_of_memory(error):
             raise
         return reason

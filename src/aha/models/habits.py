@@ -1,19 +1,21 @@
 """What a module in memory says about itself: how pictures become its inputs, and what its classes are called.
 
 timm writes it into `pretrained_cfg`, transformers into `config` and a file beside the weights; torchvision hands it out
-with its weights, not with the model. No library has to be imported to read it.
+with its weights, not with the model, whose architecture tells which they may be. No library has to be imported to
+read it.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from aha.errors import ModelError
 from aha.models.hf_preprocessing import hf_preprocessing
@@ -52,6 +54,44 @@ def own_preprocessing(
         return _for_channels(timm_preprocessing(module, size or _built_for(module)), module)
     settings = _settings_beside_weights(config)
     return None if settings is None else hf_preprocessing(settings, vision_config(config), size)
+
+
+def habits_of_weights(module: nn.Module, entry: Any) -> tuple[Preprocessing, Sequence[str] | None]:
+    """What an entry of torchvision's weights says about pictures, and about classes if the head is still its own."""
+    known: Sequence[str] | None = entry.meta.get("categories")
+    if known is not None and head_size(module) not in (None, len(known)):
+        known = None  # another head was put in since: its classes are others
+    return Transformed.by(entry.transforms(), None, None), known
+
+
+def likely_weights(module: nn.Module) -> Any:
+    """The entry of torchvision's weights that a classifier of its was built for, known by its size; else None.
+
+    Those of one architecture differ in how pictures are cut, if at all; the library's default is taken among them.
+    """
+    home = next((kind.__module__ for kind in type(module).__mro__ if _is_torchvisions(kind)), None)
+    found = [kind for name, kind in vars(sys.modules[home]).items() if name.endswith("_Weights")] if home else []
+    entries = [entry for kind in found for entry in (kind.DEFAULT, *kind) if "categories" in entry.meta]
+    return min(entries, key=lambda entry: _unlike(module, entry), default=None)
+
+
+def _is_torchvisions(kind: type) -> bool:
+    package, _, file = kind.__module__.rpartition(".")
+    return package == "torchvision.models" and bool(file)
+
+
+def _unlike(module: nn.Module, entry: Any) -> int:
+    """How many parameters a module has more, or less, than an entry's; a head for other classes does not count."""
+    more = sum(weight.numel() for weight in module.parameters()) - cast("int", entry.meta["num_params"])
+    head = next((weight for weight in reversed([*module.parameters()]) if weight.dim() > 1), None)
+    if head is None:
+        return abs(more)
+    rows = len(head) - len(entry.meta["categories"])
+    return min(abs(more), abs(more - rows * (_inputs_of(head) + 1)))
+
+
+def _inputs_of(head: Tensor) -> int:
+    return head[0].numel()
 
 
 def own_class_names(module: nn.Module) -> Sequence[str] | None:
@@ -150,11 +190,6 @@ def read_settings(file: str) -> dict[str, Any]:
 
 def advice(module: nn.Module) -> str:
     """How to say what a module does not say itself."""
-    if type(module).__module__.startswith("torchvision.models"):
-        return (
-            "pass the weights it was built with, weights=ResNet50_Weights.DEFAULT, "
-            "or transform=THEM.transforms() and class_names="
-        )
     if hasattr(getattr(module, "config", None), "to_dict"):
         return "pass processor=AutoImageProcessor.from_pretrained(...), or input_size=, mean= and std="
     return "pass transform=, a callable from a picture to its input, or input_size=, mean= and std="

@@ -5,6 +5,7 @@ Undone also after Ctrl-C, as long as it waits (`aha.core.interrupts`): code that
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,18 +16,59 @@ import torch
 from torch import Tensor, nn
 
 from aha.core.interrupts import interrupts_wait
+from aha.errors import ModelError
 from aha.models.randomness import OwnNumbers
 
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 
-_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+
+class ModuleLock:
+    """A reentrant lock. In a process that was forked while another thread held it, it is refused, not waited for:
+
+    nobody there will ever give it back, nor undo what that thread had changed of the module.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._is_lost = threading.RLock(), False
+
+    def __enter__(self) -> None:
+        if self._is_lost:
+            raise ModelError(
+                "this process was forked while another thread used the model; load the model here, or start the "
+                "process by multiprocessing's 'spawn'"
+            )
+        self._lock.acquire()
+
+    def __exit__(self, *_error: object) -> None:
+        self._lock.release()
+
+    def look_after_fork(self) -> None:
+        """In the child, where only the thread that forked goes on."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            self._is_lost = True
+
+
+_LOCKS: WeakKeyDictionary[nn.Module, ModuleLock] = WeakKeyDictionary()
 _LOCKS_LOCK = threading.Lock()
 
 
-def lock_of(module: nn.Module) -> threading.RLock:
+def _look_after_fork() -> None:
+    global _LOCKS_LOCK
+    _LOCKS_LOCK = threading.Lock()
+    for lock in list(_LOCKS.values()):
+        lock.look_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_look_after_fork)
+
+
+def lock_of(module: nn.Module) -> ModuleLock:
     """The one lock of a module, shared by everyone who wraps it: hooks and flags are global to the module."""
     with _LOCKS_LOCK:
-        return _LOCKS.setdefault(module, threading.RLock())
+        return _LOCKS.setdefault(module, ModuleLock())
 
 
 def parts_of(module: nn.Module) -> list[nn.Module]:

@@ -12,9 +12,11 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from aha.core.pictures import MAX_PIXELS
 from aha.errors import ModelError
 from aha.models.copies import Engine
-from aha.models.habits import head_size, own_class_names, own_preprocessing
+from aha.models.functions import FunctionModule, ModelFunction, check_forward, name_of
+from aha.models.habits import habits_of_weights, own_class_names, own_preprocessing
 from aha.models.hooks import autograd, preserved_random_state
 from aha.models.outputs import OutputReader
 from aha.models.precision import Precision
@@ -36,12 +38,14 @@ from aha.models.texts import (
 from aha.models.transforms import Transform, Transformed
 
 Size = int | Sequence[int]
+AnyModel = TargetModel | str | nn.Module | ModelFunction
+"""What `load_model` takes."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def load_model(
-    model: str | nn.Module | TargetModel,
+    model: AnyModel,
     *,
     weights: str | Path | Any | None = None,
     pretrained: bool = True,
@@ -66,52 +70,57 @@ def load_model(
 
     Args:
         model: `timm:NAME[.TAG]`, `torchvision:NAME`, `hf:REPOSITORY_OR_FOLDER`, `clip:REPOSITORY_OR_FOLDER`,
-            `python:PACKAGE.MODULE:FUNCTION` (your own, whose code is run), `demo:efficientnet_lite0`, or a module.
-            A module stays the caller's: its device, mode and flags are never changed. Modules of timm and transformers
-            say themselves how pictures become their inputs; for others the options below do.
+            `python:PACKAGE.MODULE:FUNCTION` (your own, whose code is run), `demo:efficientnet_lite0`, or a module. A
+            module is not changed: its device, mode and flags stay as they are. Modules of timm and transformers state
+            how images become inputs. For torchvision classifiers, the preprocessing of their usual weights is assumed,
+            with a warning. For others, the options below state it. A function from inputs (B, C, H, W) to outputs works
+            too; the layers of the modules that it calls are found.
         weights: a .safetensors file, or "torch:FILE" for a PyTorch file that you trust and that holds only tensors;
-            fetched from the hub if left out. For a module of torchvision, the entry it was built with
-            (`ResNet50_Weights.DEFAULT`), for its transforms and, where the classes are still as many, their names.
+            downloaded from the hub by default. For a torchvision module, the entry it was built with
+            (`ResNet50_Weights.DEFAULT`), for its transforms and, if the number of classes is unchanged, their names.
         pretrained: False gives random weights, the same ones each time.
         input_size: size of the model input: one number, (H, W) or (C, H, W). `img_size` is timm's word for it.
-        mean: per-channel mean of the normalisation; with `input_size` and `std`, all that is needed to explain pictures
-            with a plain module. Tensors need none of them: they are model inputs already.
+        mean: per-channel mean of the normalisation; with `input_size` and `std`, all that a plain module needs to
+            explain images. Tensors need none of them: they are model inputs already.
         std: per-channel standard deviation of the normalisation.
-        fit: "crop" (resize and centre crop), "squash" (whole picture, aspect lost) or "pad".
-        transform: any callable from a picture in RGB to its input (C, H, W), such as a `Compose` of torchvision. Maps
-            are drawn on the original picture where the transform only scales, shifts and cuts, else on its result. A
-            transform knows no class names, not even `weights.transforms()` of torchvision: pass `weights` itself, alone
-            or beside it, or `class_names`.
+        fit: "crop" (resize and centre crop), "squash" (whole image, aspect ratio lost) or "pad".
+        transform: any callable from an RGB image to its input (C, H, W), such as a `Compose` of torchvision. Maps are
+            drawn on the original image if the transform only scales, shifts and crops, else on its result. A transform
+            has no class names, not even `weights.transforms()` of torchvision: also pass `weights` or `class_names`.
         processor: the image processor of a transformers model, or the processor that has its tokenizer too.
-        texts: for CLIP, SigLIP and their kin: the texts that are the classes. For a tower without texts, a mapping from
-            texts to embeddings.
+        texts: for CLIP, SigLIP and similar models: the texts that are the classes. For a tower without texts, a mapping
+            from texts to embeddings.
         tokenizer: for an open_clip model with texts, `open_clip.get_tokenizer(NAME)`.
-        class_names: one name per class, for pictures and manifests.
+        class_names: one name per class, for drawings and manifests.
         score: what is reported and measured: softmax (the default), log_softmax, sigmoid (the default of SigLIP),
             logit, regression, or a function `(outputs (B, K), classes (B,)) -> (B,)`. Methods differentiate its logit
-            unless told otherwise.
-        output: where the class outputs are in what the model returns: a key, an index or a function.
-        device: for specs; the best one at hand by default.
+            unless they say otherwise.
+        output: where the class outputs are in the returned value: a key, an index or a function.
+        device: for specs; the fastest available by default.
         precision: float32, or bfloat16/float16 autocast for forward passes without gradients.
         engine: what runs forward passes without gradients: the module itself ("eager"), or a faster private copy of it:
-            "compiled", "onnxruntime", "openvino", or "auto", the fastest of them once the work has proved long. A copy
-            that moves a probability by more than 1e-4 is not used (in bfloat16, .05 on average); `engine_facts` says
-            what was.
-        batch_size: most images per forward pass; halved by itself when memory runs out.
+            "compiled", "onnxruntime", "openvino", or "auto", the fastest of them, once the work has taken a while. A
+            copy that moves a probability by more than 1e-4 is not used (in bfloat16, .05 on average); `engine_facts`
+            says which ran.
+        batch_size: maximum number of images per forward pass; halved if memory runs out.
     """
     if isinstance(model, TargetModel):
         _refuse_options(locals())
         return model
+    mean, std = _per_channel(mean, "mean"), _per_channel(std, "std")
     size = _height_width(input_size if input_size is not None else img_size)
     stated = None if score is None else load_score(score)  # before anything is loaded
-    if isinstance(model, nn.Module):
-        if device is not None and _named_device(device) != _device_of(model):
-            raise ModelError(f"the module is on {_device_of(model)}; move it yourself: module.to({str(device)!r})")
-        loaded = _from_module(model, Request(None, pretrained, size, mean, std, texts), weights, processor, tokenizer)
-        spec = f"module:{type(unwrapped(model)).__name__}"
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise ModelError(f"{model.__name__} is a class, not a network; create one: load_model({model.__name__}(...))")
+    if isinstance(model, nn.Module) or callable(model):
+        module = model if isinstance(model, nn.Module) else FunctionModule(model)
+        spec = f"module:{type(unwrapped(model)).__name__}" if module is model else f"function:{name_of(model)}"
+        if device is not None and _named_device(device) != _device_of(module):
+            raise ModelError(f"the module is on {_device_of(module)}; move it yourself: module.to({str(device)!r})")
+        loaded = _from_module(module, Request(None, pretrained, size, mean, std, texts), weights, processor, tokenizer)
     else:
         if weights is not None and not isinstance(weights, str | Path):
-            raise ModelError(f"weights= names a file, it cannot be a {type(weights).__name__}")
+            raise ModelError(f"weights= must be a file, not a {type(weights).__name__}")
         texts, spec = _texts_in(model, texts)
         with autograd(True):  # weights that are made in the caller's inference mode could never be part of a graph
             request = Request(None if weights is None else Path(weights), pretrained, size, mean, std, texts)
@@ -127,6 +136,7 @@ def load_model(
         if loaded.preprocessing is None and mean is not None:  # a module of transformers has a size of its own
             size = size or size_in(getattr(unwrapped(loaded.module), "config", None))
         loaded = replace(loaded, preprocessing=_adjusted(loaded.preprocessing, size, mean, std, fit))
+    check_forward(unwrapped(loaded.module))
     return TargetModel(
         loaded.module,
         spec=spec if texts is None else spec + in_brackets(list(texts)),
@@ -157,10 +167,7 @@ def _from_module(
             raise ModelError(f"{weights.__name__} has several entries; name one: weights={weights.__name__}.DEFAULT")
         if not hasattr(weights, "transforms") or not hasattr(weights, "meta"):
             raise ModelError("a module has weights already; load others into it yourself: module.load_state_dict(...)")
-        known: Sequence[str] | None = weights.meta.get("categories")
-        if known is not None and head_size(inner) not in (None, len(known)):
-            known = None  # another head was put in since: its classes are others
-        return Loaded(module, Transformed.by(weights.transforms(), None, None), known)
+        return Loaded(module, *habits_of_weights(inner, weights))
     is_stated = None not in (request.size, request.mean, request.std)
     own = None if is_stated and processor is None else own_preprocessing(inner, request.size, processor)
     return Loaded(module, own, own_class_names(inner))
@@ -228,12 +235,26 @@ def _refuse_options(given: Mapping[str, Any]) -> None:
         raise ModelError(f"the model is already loaded; state {', '.join(stated)} when you load it")
 
 
+def _per_channel(values: Any, name: str) -> tuple[float, ...] | None:
+    """A mean or standard deviation as numbers, one per channel; lists, arrays and tensors have them."""
+    if values is None:
+        return None
+    try:
+        return tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        raise ModelError(
+            f"{name}={values!r} is not a list of numbers, one per channel; write {name}=(0.5, 0.5, 0.5), or (0.5,)"
+        ) from None
+
+
 def _height_width(size: Size | None) -> tuple[int, int] | None:
     if size is None:
         return None
-    sides = (size, size) if isinstance(size, int) else tuple(size)
+    sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, Sequence) else ()
     if len(sides) not in (2, 3) or not all(isinstance(side, int) and side > 0 for side in sides):
         raise ModelError(f"input size {size!r} is not a number, (H, W) or (C, H, W)")
+    if sides[-2] * sides[-1] > MAX_PIXELS:
+        raise ModelError(f"input size {size!r} has more than {MAX_PIXELS:,} pixels, the most that pictures have")
     return sides[-2], sides[-1]
 
 
@@ -277,8 +298,8 @@ def _usable(device: str | torch.device | None) -> torch.device:
         return default_device()
     chosen = _named_device(device)
     try:
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError):
+        torch.zeros(1, device=chosen).cpu()  # "meta" and their like hold no numbers
+    except (RuntimeError, AssertionError, NotImplementedError):
         raise _no_device(device) from None
     return chosen
 

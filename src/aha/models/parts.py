@@ -5,7 +5,7 @@ Shapes: images (B, C, H, W) model inputs; tokens (B, T, D); outputs (B, K).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,23 @@ from aha.models.hooks import autograd
 from aha.models.memory import is_out_of_memory
 from aha.models.passes import features_of, outputs_from_tokens
 from aha.models.runnable import RunnableModel
+from aha.models.structure import Structure
 from aha.models.tracing import replaced_features
+
+
+class Toll:
+    """Counts tokens that go through a model's blocks as images: one as soon as its worth of tokens is begun."""
+
+    def __init__(self, model: RunnableModel, tokens: int) -> None:
+        """`tokens` make up an image: its sequence, once for every block."""
+        self._model, self._tokens, self._seen = model, tokens, 0
+
+    def __call__(self, tokens: int) -> None:
+        """So many are about to go through a block."""
+        paid, self._seen = -(-self._seen // self._tokens), self._seen + tokens
+        due = -(-self._seen // self._tokens) - paid
+        if due:
+            self._model.spend("forward", due)
 
 
 class Parts:
@@ -75,25 +91,21 @@ class Parts:
                 return False
         return bool((found - expected).abs().max() <= model.rounding * expected.abs().max())
 
-    def outputs_by_blocks(self, model: RunnableModel, images: Tensor, step: Step) -> Tensor:
+    def toll(self, model: RunnableModel, size: Sequence[int]) -> Toll:
+        """Of images (C, H, W) of this size; handed to several passes, it counts what they come to together."""
+        structure = self._anatomy.structure(model, size)
+        layout = structure.blocks[0].layout
+        return Toll(model, len(structure.blocks) * (layout.prefix + layout.grid[0] * layout.grid[1]))
+
+    def outputs_by_blocks(self, model: RunnableModel, images: Tensor, step: Step, toll: Toll | None = None) -> Tensor:
         """Outputs (R, K) when `step(number, tokens, block)` stands in for every transformer block; without a graph.
 
         The images show the model what comes before and after the blocks. Steps may return other numbers of rows and
         tokens, as long as the head can read them; `block_limits` says what the blocks allow. The cost is counted in
-        images' worth of tokens that go through blocks.
+        images' worth of tokens that go through blocks: by `toll`, for those who ask in chunks.
         """
         structure, images = self._anatomy.structure(model, images.shape[1:]), images.to(model.device)
-        layout, seen = structure.blocks[0].layout, 0
-        one_image = len(structure.blocks) * (layout.prefix + layout.grid[0] * layout.grid[1])
-
-        def pay(tokens: int) -> None:
-            """Before they go through a block: an image's worth counts as soon as it is begun."""
-            nonlocal seen
-            paid, seen = -(-seen // one_image), seen + tokens
-            due = -(-seen // one_image) - paid
-            if due:
-                model.spend("forward", due)
-
+        pay = toll or self.toll(model, images.shape[1:])
         with (
             model.undisturbed(),
             autograd(False),
@@ -131,39 +143,70 @@ class Parts:
         refusal = self.block_limits(model, image.shape[1:]).tokens
         if refusal:
             raise CapabilityError(f"{model.spec} cannot be run on some of its tokens: {refusal}")
+        toll = self.toll(model, image.shape[1:])
 
         def run(part: slice) -> Tensor:
             def step(index: int, before: Tensor, block: Block) -> Tensor:
                 return block(tokens[part] if index == 0 else before)
 
-            return self.outputs_by_blocks(model, image[:1], step)
+            return self.outputs_by_blocks(model, image[:1], step, toll)
 
         return torch.cat(model.chunks.run(run, len(tokens)))
 
     def outputs_of_kept_tokens(self, model: RunnableModel, images: Tensor, kept: Tensor) -> Tensor:
         """Outputs (B, K) with the patch tokens outside `kept` (B, N) dropped before the first block; without a graph.
 
-        Prefix tokens, such as the class token, always stay.
+        Prefix tokens, such as the class token, always stay. Where blocks can be run on any tokens, the others are left
+        out, and cost nothing; elsewhere attention does not see them.
         """
         structure = self._anatomy.structure(model, images.shape[1:])
         prefix = structure.blocks[0].layout.prefix
         kept = F.pad(kept.to(model.device), (prefix, 0), value=True)  # (B, T)
         images, counts = images.to(model.device), kept.sum(dim=1)
-        model.spend("forward", len(images))
+        run = self._masked_run(model, structure, images, kept)
+        if not self.block_limits(model, images.shape[1:]).tokens:
+            run = self._shortened_run(model, images, kept)
         outputs: Tensor | None = None
-        with model.undisturbed(), autograd(False), model.autocast():
-            for count in sorted(set(counts.tolist())):
-                alike = (counts == count).nonzero()[:, 0]
+        for count in sorted(set(counts.tolist())):
+            alike = (counts == count).nonzero()[:, 0]
 
-                def run(part: slice, alike: Tensor = alike) -> Tensor:
-                    with only_tokens(model.module, structure, kept[alike[part]]):
-                        return model.forward(images[alike[part]])
+            def some(part: slice, alike: Tensor = alike) -> Tensor:
+                return run(alike[part])
 
-                found = torch.cat(model.chunks.run(run, len(alike)))
-                outputs = found.new_zeros(len(images), found.shape[1]) if outputs is None else outputs
-                outputs[alike] = found
+            found = torch.cat(model.chunks.run(some, len(alike)))
+            outputs = found.new_zeros(len(images), found.shape[1]) if outputs is None else outputs
+            outputs[alike] = found
         assert outputs is not None
         return outputs
+
+    def _shortened_run(self, model: RunnableModel, images: Tensor, kept: Tensor) -> Callable[[Tensor], Tensor]:
+        """Outputs of some rows, of which all keep as many tokens, by sequences of these alone."""
+        toll = self.toll(model, images.shape[1:])
+
+        def run(rows: Tensor) -> Tensor:
+            def step(index: int, before: Tensor, block: Block) -> Tensor:
+                return block(before[kept[rows]].view(len(rows), -1, before.shape[-1]) if index == 0 else before)
+
+            return self.outputs_by_blocks(model, images[rows], step, toll)
+
+        return run
+
+    def _masked_run(
+        self, model: RunnableModel, structure: Structure, images: Tensor, kept: Tensor
+    ) -> Callable[[Tensor], Tensor]:
+        """The same by whole sequences, in which no token attends to those that are not kept."""
+
+        def run(rows: Tensor) -> Tensor:
+            model.spend("forward", len(rows))
+            with (
+                model.undisturbed(),
+                autograd(False),
+                model.autocast(),
+                only_tokens(model.module, structure, kept[rows]),
+            ):
+                return model.forward(images[rows])
+
+        return run
 
     def outputs_from_features(self, model: RunnableModel, image: Tensor, stage: int, maps: Tensor) -> Tensor:
         """Outputs (m, K) for one image (C, H, W) when the stage returns each of `maps` (m, C, h, w) instead of its own.
@@ -178,7 +221,7 @@ class Parts:
         return self._outputs_from_features(model, image.expand(copies, *image.shape), stage, maps)
 
     def _outputs_from_features(self, model: RunnableModel, images: Tensor, stage: int, maps: Tensor) -> Tensor:
-        site = self._anatomy.structure(model, images.shape[1:]).stages[stage]
+        site = self._anatomy.structure(model, images.shape[1:]).site(stage)
         with (
             model.undisturbed(),
             autograd(False),

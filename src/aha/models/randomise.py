@@ -186,7 +186,7 @@ def _copy_with(model: TargetModel, drawn: dict[str, Tensor], layers: set[str], s
     """The model in new modules, around the drawn parameters of some layers and the model's own for the others."""
     with model.undisturbed(), autograd(False):
         chosen = {id(parameter): parameter.detach() for parameter in model.module.parameters()}
-        for name, part in model.module.named_modules():
+        for name, part in model.module.named_modules(remove_duplicate=False):  # a part may have two names
             if name in layers:
                 chosen |= {id(p): drawn[_join(name, own)].detach() for own, p in part.named_parameters(recurse=False)}
         # What the memo knows is not copied but taken from it.
@@ -203,7 +203,7 @@ def _deep_copy(model: TargetModel, memo: dict[int, Any]) -> nn.Module:
 
 def _estimate_statistics(model: TargetModel, layers: set[str], calibration: Tensor) -> None:
     """New running statistics for the batch norms among `layers`, from one pass over the calibration inputs."""
-    parts = dict(model.module.named_modules())
+    parts = dict(model.module.named_modules(remove_duplicate=False))
     norms = [parts[name] for name in layers if isinstance(parts[name], _BatchNorm)]
     norms = [norm for norm in norms if norm.running_mean is not None]
     if not norms:

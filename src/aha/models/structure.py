@@ -8,7 +8,7 @@ transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -31,6 +31,7 @@ class Structure:
         attention: ordinals, among all attention calls of a forward pass, of the blocks' attention.
         missing: capability -> why this model cannot give it.
         middles: for each block, the norm that reads the tokens between attention and MLP: X^l plus what attention adds.
+        spots: every output with a spatial reading, in the order in which they are made: what can be named as a layer.
     """
 
     stages: tuple[Site, ...]
@@ -38,6 +39,20 @@ class Structure:
     attention: tuple[int, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
     middles: tuple[Site, ...] = ()
+    spots: tuple[Site, ...] = ()
+
+    def site(self, index: int) -> Site:
+        """A stage by its number, or, from their count on, one of the spots."""
+        return self.stages[index] if index < len(self.stages) else self.spots[index - len(self.stages)]
+
+    def spot_named(self, name: str) -> int | None:
+        """The number by which `site` knows the last output of a module, if that has a spatial reading."""
+        place = _last_named(name, self.spots)
+        return None if place is None else len(self.stages) + place
+
+    def block_named(self, name: str) -> int | None:
+        """Which of the transformer blocks the module of this name is, if it is one."""
+        return _last_named(name, self.blocks)
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -49,6 +64,15 @@ class Structure:
             "branches": self.middles,
         }
         return frozenset({"gradients"} | {name for name, parts in found.items() if parts and name not in self.missing})
+
+
+def _last_named(name: str, sites: Sequence[Site]) -> int | None:
+    """The last of the sites with this name, or else, if there is but one such name, with this end of a name."""
+    for match in (name.__eq__, lambda known: known.endswith(f".{name}")):
+        found = [place for place, site in enumerate(sites) if match(site.name)]
+        if found and len({sites[place].name for place in found}) == 1:
+            return found[-1]
+    return None
 
 
 Matrices = list[tuple[int, tuple[int, ...]]]
@@ -78,7 +102,7 @@ def probe(module: nn.Module, run: Callable[[int], object], image: tuple[int, int
     stages = find_stages(spots, image, len(shapes), has_blocks=bool(blocks))
     if not stages:
         missing["features"] = "no layer keeps a spatial layout"
-    return Structure(stages, blocks, attention, missing, middles)
+    return Structure(stages, blocks, attention, missing, middles, tuple(site_of(*spot) for spot in spots))
 
 
 def _that_grow(shapes: list[tuple[int, ...]], for_one_more: list[tuple[int, ...]]) -> Matrices:

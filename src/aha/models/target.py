@@ -30,7 +30,7 @@ from aha.models.hooks import (
 )
 from aha.models.kept import KeptPass
 from aha.models.memory import is_out_of_memory
-from aha.models.parts import Parts
+from aha.models.parts import Parts, Toll
 from aha.models.passes import NO_STRUCTURE, captured, features_of
 from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
 from aha.models.runnable import RunnableModel
@@ -74,6 +74,14 @@ class TargetModel(RunnableModel):
     def readout(self, size: Sequence[int] | None = None) -> Tensor:
         """Which tokens (T,) of the last block the outputs depend on."""
         return self._anatomy.readout(self, size)
+
+    def layer_name(self, part: nn.Module) -> str:
+        """The name of one of the network's modules, by which methods know it: `grad_cam(layer='layer3')`."""
+        names: dict[nn.Module, str] = {module: name for name, module in self.module.named_modules()}
+        found = names.get(part)
+        if found is None:
+            raise ModelError(f"{self.spec} has no such module: {type(part).__name__}")
+        return found
 
     @property
     def has_texts(self) -> bool:
@@ -183,9 +191,16 @@ class TargetModel(RunnableModel):
 
     # Running its parts
 
-    def outputs_by_blocks(self, images: Tensor, step: Step) -> Tensor:
-        """Outputs (R, K) when `step(number, tokens, block)` stands in for every transformer block; without a graph."""
-        return self._parts.outputs_by_blocks(self, images, step)
+    def outputs_by_blocks(self, images: Tensor, step: Step, toll: Toll | None = None) -> Tensor:
+        """Outputs (R, K) when `step(number, tokens, block)` stands in for every transformer block; without a graph.
+
+        Calls that share a `toll` are counted together, and do not round up one by one.
+        """
+        return self._parts.outputs_by_blocks(self, images, step, toll)
+
+    def toll(self, size: Sequence[int]) -> Toll:
+        """Counts tokens through blocks as images of this size."""
+        return self._parts.toll(self, size)
 
     def block_states(self, images: Tensor, *, attention: bool = False) -> BlockStates:
         """Tokens between all blocks and, if asked for, their queries, keys and values, in one pass without a graph."""

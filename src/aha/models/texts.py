@@ -8,7 +8,7 @@ tower, which is read, patched and explained like any other network. Outputs (B, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ def _is_open_clip(module: Any) -> bool:
 
 def with_texts(module: nn.Module, texts: Texts, tokenizer: Tokenizer | None = None) -> TextClassifier:
     """The classifier that tells these texts apart; the module stays the caller's, and is shared, not copied."""
-    names = list(texts)
+    names = list(texts) if isinstance(texts, Iterable) else []
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
         raise ModelError("texts= takes a list of texts, such as ['a cat', 'a dog on grass']")
     if twice := {name for name in names if names.count(name) > 1}:

@@ -232,7 +232,7 @@ def _slopes(output: Tensor, tensors: Sequence[Tensor], cotangent: Tensor | None 
     known = tuple(slope for slope in found if slope is not None)
     if len(known) < len(found):
         raise ModelError(
-            "no gradient reaches the part of the model that is asked for: some of it runs without gradients, or "
+            "no gradient reaches the requested part of the model: some of the model runs without gradients, or "
             "nothing reads that part; use a method or layer closer to the outputs"
         )
     return known
@@ -259,7 +259,7 @@ class Tracer:
         """Runs `forward` with the requested captures and returns the filled trace."""
         structure, self._batch = self._trace.structure, batch
         for index in captures.features:
-            self._capture(structure.stages[index], partial(self._keep_feature, index))
+            self._capture(structure.site(index), partial(self._keep_feature, index))
         with ExitStack() as stack:
             if captures.tokens:
                 first = self._module.get_submodule(structure.blocks[0].name)
