@@ -62,7 +62,7 @@ def test_from_a_plan_to_a_page(tmp_path: Path) -> None:
         (("--method", "gradient", "--data", "imagnet:x"), "did you mean imagenet"),
         (("--method", "gradient", "--maps", "float8"), "float16"),
         (("--method", "gradient", "--precision", "float8"), "bfloat16"),
-        ((), "does not say methods"),
+        ((), "lacks methods"),
     ],
 )
 def test_bad_plans_are_refused_before_any_work(words: tuple[str, ...], text: str, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_published_tables_on_a_tiny_model(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         assert count_lines(out) == 1
         text = (out / "report.html").read_text()
-        for words in ("Beside the paper", "stands in for the paper", "Left out", "legrad", "grad_cam"):
+        for words in ("Compared with the paper", "stands in for the paper", "Skipped", "legrad", "grad_cam"):
             assert words in text, (table, words)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from worlds import cells_of, count_lines, tiny_model
@@ -297,3 +299,16 @@ def test_a_launcher_that_restarts_its_processes(plan: Plan, tmp_path: Path) -> N
     done = subprocess.run(launcher, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     assert_same(out, expected)
+
+
+def test_a_deleted_folder_is_noticed_at_once(plan: Plan, tmp_path: Path) -> None:
+    """The file is open and takes everything, but nobody could read it any more."""
+    made, steps = BenchRun(plan, tmp_path / "run", model=tiny_model()), list[Any]()
+
+    def on_step(step: Any) -> None:
+        steps.append(step)
+        shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(OutputError, match="was deleted"):
+        made.run(on_step)
+    assert len(steps) == 1

@@ -7,8 +7,10 @@ import json
 import sys
 import tarfile
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from aha.bench.runner import BenchRun
 from aha.data.datasets import choose, find_data, mda_filter
 from aha.data.images import read_image
 from aha.data.layouts import _uncompressed
-from aha.errors import ImageError, MissingExtra, SpecError, UnknownName
+from aha.errors import AhaError, ImageError, MetricError, MissingExtra, SpecError, UnknownName
 from aha.models import TargetModel, load_model
 from fakes import CLASSES, TinyCNN
 
@@ -183,6 +185,194 @@ def test_coco(tmp_path: Path, thousand: TargetModel) -> None:
     assert mask[:2, 0].tolist() == [255, 255] and mask.sum() == 6 + 2 * 255
 
 
+def coco(tmp_path: Path, **changed: Any) -> Path:
+    """A data set of one picture; names with dots reach into it."""
+    save(tmp_path / "val2017" / "x.jpg", size=(6, 4))
+    annotation: dict[str, Any] = {
+        "image_id": 1,
+        "segmentation": [[1, 1, 3, 1, 3, 2, 1, 2]],
+        "bbox": [1, 1, 2, 1],
+        "area": 6,
+        "category_id": 9,
+    }
+    image: dict[str, Any] = {"id": 1, "file_name": "x.jpg", "height": 4, "width": 6}
+    content: dict[str, Any] = {"images": [image], "annotations": [annotation], "categories": [{"id": 9}]}
+    for name, value in changed.items():
+        place = next(part for part in (annotation, image, content) if name in part)
+        place[name] = value
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "instances_val2017.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bbox", [1, 2]),
+        ("bbox", None),
+        ("bbox", [1, 1, 2, float("nan")]),
+        ("area", "x"),
+        ("category_id", None),
+        ("category_id", [9]),
+        ("file_name", 3),
+        ("file_name", "a\0b"),
+        ("file_name", "x" * 5000),
+        ("images", {"a": 1}),
+        ("annotations", [None]),
+        ("categories", [{"id": "a"}, {"id": 9}]),
+        ("id", [1]),
+    ],
+)
+def test_malformed_coco_is_one_line(name: str, value: object, tmp_path: Path, thousand: TargetModel) -> None:
+    with pytest.raises(ImageError):
+        find_data(f"coco:{coco(tmp_path, **{name: value})}", thousand)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("segmentation", {"counts": [10**13], "size": [4, 6]}),
+        ("segmentation", {"counts": [24, -24, 24], "size": [4, 6]}),
+        ("segmentation", {"counts": "zz\x7f", "size": [4, 6]}),
+        ("segmentation", {"counts": None}),
+        ("segmentation", [[1, 1, 1e300, 1, 3, 2]]),
+        ("segmentation", [[1, 1, "a", 1]]),
+        ("segmentation", [[1, 1, 2]]),
+        ("segmentation", 7),
+        ("height", 60_000),
+        ("height", -1),
+        ("height", "4"),
+        ("width", 1e9),
+    ],
+)
+def test_malformed_masks_of_coco_are_one_line(
+    name: str, value: object, tmp_path: Path, thousand: TargetModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (image,) = find_data(
+        f"coco:{coco(tmp_path, **{name: value, 'width': 60_000} if value == 60_000 else {name: value})}", thousand
+    )
+    monkeypatch.setattr(np, "zeros", no_gigabytes(np.zeros))
+    monkeypatch.setattr(np, "repeat", no_gigabytes(np.repeat))
+    with pytest.raises(MetricError):
+        image.true_mask()
+
+
+def no_gigabytes(make: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(what: Any, count: Any = 0, **options: Any) -> Any:
+        asked = np.prod(what, dtype=float) if make.__name__ == "zeros" else np.sum(count, dtype=float)
+        assert asked < 1e9
+        return make(what, count, **options) if make.__name__ == "repeat" else make(what, **options)
+
+    return checked
+
+
+@pytest.mark.parametrize(
+    ("kind", "files"),
+    [
+        ("pets", {"annotations/test.txt": "Abyssinian_1\n", "trimaps/Abyssinian_1.png": ""}),
+        ("pets", {"annotations/test.txt": "Abyssinian_1 x\n", "trimaps/Abyssinian_1.png": ""}),
+        ("pets", {"annotations/test.txt": b"\xff\xfe", "trimaps/a.png": ""}),
+        ("pets", {"labels.csv": "name,class_index\nAbyssinian_1\n", "trimaps/Abyssinian_1.png": ""}),
+        ("imagenet", {"labels.csv": "file,class_index\nAbyssinian_1.jpg,x\n"}),
+        ("imagenet", {"labels.csv": "file,class_index\n"}),
+        ("imagenet", {"labels.csv": "file,class_index\nAbyssinian_1.jpg,1\n", "boxes.csv": "file,x0,y0,x1,y1\na,1\n"}),
+        ("imagenet", {"LOC_val_solution.csv": "ImageId,PredictionString\nAbyssinian_1,\n"}),
+        ("imagenet", {"LOC_val_solution.csv": "ImageId,PredictionString\nAbyssinian_1,n01440764 1 2\n"}),
+        ("imagenet", {"LOC_val_solution.csv": "ImageId,PredictionString\nAbyssinian_1,n99999999 1 2 3 4\n"}),
+        ("imagenet", {"ILSVRC2012_validation_ground_truth.txt": "1\n", "meta.mat": b"MATLAB 5.0 MAT-file" * 20}),
+        ("imagenet", {"ILSVRC2012_validation_ground_truth.txt": "1\n", "meta.mat": b""}),
+        ("imagenet-segmentation", {"x.mat": b"\x89HDF\r\n\x1a\n" + b"\0" * 100}),
+        ("csv", {"list.csv": "file,label\nimages/Abyssinian_1.jpg,1\nimages/Abyssinian_1.jpg,2\n"}),
+        ("csv", {"list.csv": "file,x0,y0,x1,y1\nimages/Abyssinian_1.jpg,1,2,inf,4\n"}),
+        ("csv", {"list.csv": "file\n" + "x" * 5000 + "\n"}),
+        ("shards", {"x.tar": b"\0" * 10_000}),
+        ("shards", {"x.tar": b"a" * 10_000}),
+    ],
+)
+def test_malformed_data_is_one_line(
+    kind: str, files: dict[str, str | bytes], tmp_path: Path, thousand: TargetModel
+) -> None:
+    if kind == "imagenet-segmentation":
+        pytest.importorskip("h5py")
+    save(tmp_path / "images" / "Abyssinian_1.jpg")
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    place = tmp_path / next(iter(files)) if kind in ("csv", "shards", "imagenet-segmentation") else tmp_path
+    with pytest.raises(ImageError) as caught:
+        find_data(f"{kind}:{place}", thousand)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.cls", b"[]"), ("a.json", b'{"label": [1]}'), ("a.cls", b"1e999")])
+def test_labels_in_shards_that_are_no_numbers(name: str, content: bytes, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for own, bytes_ in ((name, content), ("a.jpg", b"x")):
+            member = tarfile.TarInfo(own)
+            member.size = len(bytes_)
+            archive.addfile(member, io.BytesIO(bytes_))
+    with pytest.raises(ImageError, match="cannot read the shard"):
+        find_data(f"shards:{tmp_path / 'x.tar'}", tiny_model())
+
+
+def test_a_range_of_shards_has_an_end(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="more than 100,000 files"):
+        find_data(f"shards:{tmp_path}/x-{{0..99999999999}}.tar", tiny_model())
+
+
+def test_no_picture_or_mask_starts_another_program(
+    tmp_path: Path, photo: Image.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EPS under any name is no picture: Pillow would give it to Ghostscript."""
+    from PIL import EpsImagePlugin
+
+    def ghostscript(*args: object, **options: object) -> None:
+        raise AssertionError("Ghostscript was started")
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", ghostscript)
+    for name in ("validation/n01440764/a.JPEG", "images/a.jpg"):
+        save(tmp_path / name)
+    eps = io.BytesIO()
+    photo.save(eps, "EPS")
+    for name in ("validation-segmentation/n01440764/a.png", "trimaps/a.png", "a.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(eps.getvalue())
+    (tmp_path / "labels.csv").write_text("name,class_index\na,1\n")
+    (tmp_path / "list.csv").write_text("file,mask\nimages/a.jpg,a.png\n")
+    for text in (f"csv:{tmp_path / 'list.csv'}", f"pets:{tmp_path}", f"imagenet-s:{tmp_path}"):
+        (image,) = find_data(text, tiny_model())
+        with pytest.raises(AhaError, match="known format"):
+            image.true_mask()
+
+
+def test_files_of_hugging_face_are_read_by_the_one_reader(
+    tmp_path: Path, photo: Image.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library would decode any format; it is asked for the files as they are."""
+    buffer = io.BytesIO()
+    photo.save(buffer, "EPS")
+
+    class AsImage:
+        def __init__(self, decode: bool = True) -> None:
+            self.decode = decode
+
+    class Rows(list):
+        column_names, features = ("image",), {"image": AsImage()}
+
+        def cast_column(self, name: str, kind: AsImage) -> Rows:
+            assert name == "image" and not kind.decode
+            return Rows([{"image": {"bytes": buffer.getvalue(), "path": None}}])
+
+    def load_dataset(name: str, trust_remote_code: bool) -> dict[str, Rows]:
+        assert trust_remote_code is False
+        return {"test": Rows([{"image": photo}])}
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset, Image=AsImage))
+    (image,) = find_data("hf:someone/pictures", tiny_model())
+    with pytest.raises(ImageError, match="known format"):
+        read_image(image.content())
+
+
 def test_compressed_run_lengths() -> None:
     """Against the encoder of the format's description."""
 
@@ -223,7 +413,7 @@ def test_shards_and_hugging_face(tmp_path: Path, photo: Image.Image, monkeypatch
             return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
 
     rows = Rows([{"image": photo, "label": 2}, {"image": photo, "label": -1}])
-    library = types.SimpleNamespace(load_dataset=lambda name: {"train": [], "validation": rows})
+    library = types.SimpleNamespace(load_dataset=lambda name, trust_remote_code: {"train": [], "validation": rows})
     monkeypatch.setitem(sys.modules, "datasets", library)
     first, second = find_data("hf:someone/pictures", tiny_model())
     assert (first.id, first.label, second.label) == ("validation/0", 2, None) and first.read() is photo

@@ -8,13 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from aha.cli.app import app
+import aha
+from aha.cli import app
 from aha.data.labelled import Lazy, find_labelled, read_mask
-from aha.errors import ImageError, MetricError
-from aha.results.saved_maps import find_maps
+from aha.errors import AhaWarning, ImageError, MetricError
+from aha.models import load_model
+from aha.results.saved_maps import SavedMap, find_maps
+from fakes import SIZE, TinyCNN, randomised
 
 MODEL = ["--model", "timm:test_resnet", "--no-pretrained", "--img-size", "64"]
 FAST = ["--metrics", "ins_del(steps=3, references=(black,))"]
@@ -212,3 +216,82 @@ def test_the_exit_code_is_of_what_was_asked(photos: Path, tmp_path: Path) -> Non
     assert told["failures"] == [] and {row["n"] for row in told["summary"]} == {1}
     assert {row["standard_error"] for row in told["summary"]} == {None}
     assert {row["method"] for row in rows(out)} == {"gradient", "center_map"}
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (np.full((40, 50), np.nan), "only NaN values"),
+        (np.full((40, 50), np.inf), "infinite"),
+        (np.full((40, 50), 1e300), "beyond the range"),
+        (np.ones((40, 50)) * 1j, "complex128"),
+        (np.full((40, 50), "a"), "number"),
+        (np.ones((40, 50, 3)), "a map is \\(height, width\\)"),
+        (np.ones((0, 50)), "a map is \\(height, width\\)"),
+    ],
+)
+def test_maps_that_mean_nothing_are_refused(values: np.ndarray, why: str, tmp_path: Path) -> None:
+    """From a file and from memory alike; they would be scored as flat maps."""
+    np.save(tmp_path / "a.npy", values)
+    np.savez(tmp_path / "a.npz", map=values)
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises(MetricError, match=why):
+            SavedMap(tmp_path / "a.png", "m", None, tmp_path / name).read()
+    model = load_model(randomised(TinyCNN()), input_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)
+    picture = np.zeros((40, 50, 3), np.uint8)
+    with pytest.raises(MetricError, match=why):
+        aha.evaluate(model, [picture], {"mine": [values]}, "sparseness")
+
+
+def test_a_map_may_be_unknown_where_the_model_does_not_look(tmp_path: Path) -> None:
+    half = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+    model = load_model(randomised(TinyCNN()), input_size=SIZE, fit="crop", **half)
+    picture = np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
+    values = np.random.default_rng(1).random((40, 60))
+    values[:, :8] = np.nan
+    assert aha.evaluate(model, [picture], {"mine": [values]}, "sparseness").rows
+    values[20, 30:33] = np.nan
+    with pytest.raises(MetricError, match="not finite"):
+        aha.evaluate(model, [picture], {"mine": [values]}, "sparseness")
+
+
+@pytest.mark.parametrize("shape", ["(10000000, 10000000)", "(10, 1000)", "(-1, 5)"])
+def test_a_map_that_claims_more_than_it_holds(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "a.npy", np.ones((2, 2)))
+    content = (tmp_path / "a.npy").read_bytes()
+    head, tail = f"(2, 2), }}{' ' * (len(shape) - 6)}", f"{shape}, }}"
+    changed = content.replace(head[: len(tail)].encode(), tail.encode(), 1)
+    assert changed != content and len(changed) == len(content)
+    (tmp_path / "a.npy").write_bytes(changed)
+    with pytest.raises(MetricError, match="cannot read the map"):
+        SavedMap(tmp_path / "a.png", "m", None, tmp_path / "a.npy").read()
+
+
+class Overflowing(TinyCNN):
+    """One class becomes NaN where a picture is bright, or where it is dark."""
+
+    def __init__(self, *, bright: bool) -> None:
+        super().__init__()
+        self.bright = bright
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(x)
+        level = x.mean(dim=(1, 2, 3))
+        is_bad = level > 0.9 if self.bright else level < -0.9
+        return torch.where(is_bad[:, None] & (torch.arange(outputs.shape[1]) == 1), torch.nan, outputs)
+
+
+def test_outputs_that_are_no_numbers_fail_their_image_and_no_other() -> None:
+    """Means stay numbers, and the failure is counted."""
+    pictures = [np.full((32, 32, 3), 255, np.uint8), np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8)]
+    half = {"input_size": SIZE, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    model = load_model(randomised(Overflowing(bright=True)), **half)
+    metrics = ["deletion(steps=3, references=(black,))", "sparseness"]
+    with pytest.warns(AhaWarning, match="not numbers|are NaN or infinite"):
+        scores = aha.evaluate(model, pictures, ["gradient", "center_map"], metrics)
+    assert {row.image for row in scores.rows} == {"image-1"} and {f.image for f in scores.failures} == {"image-0"}
+    assert all(np.isfinite(row.mean) for row in scores.summary())
+    dark = load_model(randomised(Overflowing(bright=False)), **half)  # black, as which deletion ends
+    with pytest.warns(AhaWarning, match="perturbed images are NaN or infinite"):
+        scores = aha.evaluate(dark, pictures, "center_map", metrics)
+    assert {row.metric for row in scores.rows}.isdisjoint({"deletion"}) and len(scores.failures) == 2

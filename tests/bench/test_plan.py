@@ -39,7 +39,7 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
         ({"pretrained": "no"}, "true or false"),
         ({"methods": [3]}, "methods must be a list of texts, not"),
         ({"methods": [""]}, "methods must not be empty"),
-        ({"methods": []}, "does not say methods"),
+        ({"methods": []}, "lacks methods"),
         ({"model": ["a:b", "c:d"], "weights": ["one"]}, "2 models but weights for 1"),
         ({"score": "softmaxx"}, "did you mean softmax"),
         ({"metrics": ["quick", "deletion(stpes=3)"]}, "did you mean steps"),

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from aha.bench import Plan, compare_runs, estimate, merge_runs, read_run, run, w
 from aha.bench.compare import as_markdown
 from aha.bench.exports import write_tables
 from aha.bench.papers import PAPERS, paper_plans, printed_beside, printed_values
+from aha.bench.plan import FEW
 from aha.bench.runner import BenchRun
 from aha.bench.significance import holm, paired_p, student_tail
 from aha.bench.store import ROWS
@@ -27,6 +29,7 @@ from aha.bench.tables import by_class, by_confidence, differences, headline, sum
 from aha.data.labelled import find_labelled
 from aha.errors import AhaWarning, OutputError, SpecError
 from aha.methods import load_method
+from aha.results.templating import prose
 
 
 @pytest.fixture
@@ -37,13 +40,13 @@ def finished(plan: Plan, tmp_path: Path) -> Path:
 
 def test_the_report_has_everything_and_needs_nothing(finished: Path, plan: Plan, data: Path) -> None:
     page = write_report(finished)
-    text = page.read_text()
+    text = page.read_text().replace("<wbr>", "")
     assert "http://" not in re.sub(r"xmlns[^\"]*\"[^\"]*\"", "", text).replace("http://www.w3.org", "")
     assert not re.search(r"<(script|img|link)[^>]+(src|href)=\"(?!data:)", text)
     for words in (
         "Protocol",
-        "By confidence",
-        "By class",
+        "ins_del (black) ↑ by the model's confidence",
+        "ins_del (black) ↑ by class",
         "Examples",
         "How to repeat it",
         "ins_del (black) ↑",
@@ -67,7 +70,38 @@ def test_the_report_has_everything_and_needs_nothing(finished: Path, plan: Plan,
     summary = {(s.method, s.metric, s.reference): s.mean for s in read_run(finished).group().scores.summary()}
     assert summary == pytest.approx({(s.method, s.metric, s.reference): s.mean for s in expected.summary()}, abs=1e-6)
     again = write_report(finished, finished.parent / "elsewhere")
-    assert again.read_text() == text
+    assert again.read_text() == page.read_text()
+
+
+def test_a_report_shows_photographs_with_their_maps_unless_told_not_to(plan: Plan, tmp_path: Path) -> None:
+    run(replace(plan, metrics=("quick",), limit=3), tmp_path / "run", model=tiny_model())
+    text = write_report(tmp_path / "run").read_text()
+    assert text.count("what the model saw") == 3 and text.count("data:image/jpeg") == 3 * (1 + len(plan.methods))
+    assert "one of the first pictures" not in text, "three are all there are"
+    run(replace(plan, limit=3, maps="none"), tmp_path / "none", model=tiny_model())
+    assert "what the model saw" not in write_report(tmp_path / "none").read_text()
+
+
+def test_of_many_pictures_a_few_are_kept(tmp_path: Path, plan: Plan) -> None:
+    data = make_data(tmp_path / "many", FEW + 3)
+    many = replace(plan, data=f"csv:{data / 'list.csv'}", metrics=("ins_del(steps=2)",))
+    run(many, tmp_path / "run", model=tiny_model())
+    assert len(read_run(tmp_path / "run").group().maps) == FEW
+    text = write_report(tmp_path / "run").read_text()
+    assert text.count("one of the first pictures") == FEW and "disagree most" not in text
+    made = BenchRun(many, tmp_path / "new", model=tiny_model())
+    all_ = BenchRun(replace(many, maps="float16"), tmp_path / "new", model=tiny_model())
+    assert estimate(made).bytes < estimate(all_).bytes
+
+
+def test_marks_of_code_are_drawn_as_code(plan: Plan, tmp_path: Path) -> None:
+    """The note of `quick` names protocols in backticks, which pages showed as they are."""
+    run(replace(plan, metrics=("quick",), limit=2), tmp_path / "run", model=tiny_model())
+    page = write_report(tmp_path / "run").read_text()
+    shown = re.sub(r"(?s)<(script|style)>.*?</\1>", "", page)
+    assert "`" not in shown and "<code>aha</code> curves" in shown
+    assert "`" not in read_run(tmp_path / "run").group().scores._repr_html_()
+    assert prose("<b> `a & b`") == "&lt;b&gt; <code>a &amp; b</code>"
 
 
 def test_tables_rank_and_test(finished: Path) -> None:
@@ -78,8 +112,8 @@ def test_tables_rank_and_test(finished: Path) -> None:
     order = sorted(entries, key=lambda method: -entries[method].mean)
     assert [entries[method].rank for method in order] == [1, 2, 3] and math.isnan(entries[order[0]].p)
     values = {m: [r.value for r in group.scores.rows if (r.method, r.metric) == (m, column[0])] for m in order}
-    raw = {m: float(stats.ttest_rel(values[m], values[order[0]]).pvalue) for m in order[1:]}
-    assert {m: entries[m].p for m in order[1:]} == pytest.approx(holm(raw), rel=1e-6)
+    raw = {pair: float(stats.ttest_rel(*(values[m] for m in pair)).pvalue) for pair in combinations(order, 2)}
+    assert [entries[m].p for m in order[1:]] == pytest.approx([holm(raw)[order[0], m] for m in order[1:]], rel=1e-6)
     assert entries[order[0]].error == pytest.approx(float(stats.sem(values[order[0]])))
     chosen = headline(group)
     assert chosen is not None and chosen[1][0] == "ins_del"
@@ -95,7 +129,7 @@ def test_significance_against_scipy() -> None:
         assert paired_p(gaps) == pytest.approx(float(stats.ttest_1samp(gaps, 0).pvalue), rel=1e-9)
     for t, freedom in ((0.0, 3), (1.5, 1), (-4.0, 20), (30.0, 200)):
         assert student_tail(t, freedom) == pytest.approx(float(2 * stats.t.sf(abs(t), freedom)), rel=1e-8)
-    assert paired_p([0.0, 0.0]) == 1.0 and paired_p([1.0, 1.0]) == 0.0 and math.isnan(paired_p([1.0]))
+    assert paired_p([0.0, 0.0]) == 1.0 and paired_p([1.0, 1.0]) == 0.5 and math.isnan(paired_p([1.0]))
     assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
 
 
@@ -145,7 +179,7 @@ def test_what_is_missing_is_said(plan: Plan, data: Path, tmp_path: Path) -> None
     rows = tmp_path / "run" / ROWS / "0000.jsonl"
     rows.write_bytes(b"".join(rows.read_bytes().splitlines(keepends=True)[:-3]))
     text = write_report(tmp_path / "run").read_text()
-    assert "3 results that the plan asks for are not there yet" in text
+    assert "3 results of the plan are missing" in text
     assert "What could not be measured" in text and "03.png" in text
     with pytest.raises(OutputError, match="not the folder of a run"):
         write_report(tmp_path / "nothing")
@@ -161,6 +195,9 @@ def test_compare_and_merge(plan: Plan, tmp_path: Path) -> None:
     run(replace(plan, methods=("random_map",), seed=5), tmp_path / "c", model=tiny_model())
     other = compare_runs(tmp_path / "b", tmp_path / "c")
     assert {row.method for row in other} == {"random_map"} and any(row.difference != 0 for row in other)
+    raw = [student_tail(row.difference / row.standard_error, row.n - 1) for row in other]
+    corrected = holm(dict(enumerate(raw)))  # for all comparisons of the two runs
+    assert len(other) > 1 and [row.p for row in other] == pytest.approx([*corrected.values()], rel=1e-6)
     assert merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "merged") == 24
     assert read_run(tmp_path / "merged").group().scores.summary() == read_run(tmp_path / "b").group().scores.summary()
     with pytest.raises(OutputError, match="holds a run already"):
@@ -178,13 +215,78 @@ def test_pictures_of_the_same_name_are_not_the_same(plan: Plan, tmp_path: Path) 
     elsewhere = replace(plan, data=f"csv:{other / 'list.csv'}")
     run(plan, tmp_path / "a", model=tiny_model())
     run(elsewhere, tmp_path / "b", model=tiny_model())
-    with pytest.raises(OutputError, match=r"b has another picture 0\d\.png than the runs before it"):
+    with pytest.raises(OutputError, match=r"b used a different image 0\d\.png; it cannot be merged"):
         merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
     with pytest.raises(OutputError, match="in common"):
         compare_runs(tmp_path / "a", tmp_path / "b")
     run(replace(elsewhere, methods=("center_map",)), tmp_path / "a", model=tiny_model())
     assert read_run(tmp_path / "a").group().methods == ["center_map"]  # the others are of pictures that are gone
+
+
+@pytest.mark.parametrize(
+    ("metric", "former", "now"),
+    [
+        ("energy_in_box", "01.png,1,01.mask.bmp,11,10,31,30", "01.png,1,01.mask.bmp,1,1,9,9"),
+        ("pointing_game", "01.png,1,01.mask.bmp,", "01.png,1,05.mask.bmp,"),
+        ("sparseness", "01.png,1,", "01.png,2,"),
+    ],
+)
+def test_rows_of_a_former_truth_do_not_count(
+    metric: str, former: str, now: str, plan: Plan, data: Path, tmp_path: Path
+) -> None:
+    """Boxes, masks and labels may change as pictures do: the method that was not measured again has a row less."""
+    plan = replace(plan, metrics=(metric,))
+    run(plan, tmp_path / "run", model=tiny_model())
+    run(plan, tmp_path / "before", model=tiny_model())
+    listing = (data / "list.csv").read_text()
+    assert former in listing
+    (data / "list.csv").write_text(listing.replace(former, now))
+    run(replace(plan, methods=("random_map",)), tmp_path / "run", model=tiny_model())
+    found = read_run(tmp_path / "run").group()
+    images = {row.image for row in found.scores.rows if row.method == "gradient"}
+    assert len(images) == 5 and "01.png" not in images
+    assert {row.n for row in found.scores.summary() if row.method == "random_map"} == {6} and found.missing == 1
+    run(replace(plan, methods=("random_map",)), tmp_path / "after", model=tiny_model())
+    with pytest.raises(OutputError, match=r"after used (different boxes|a different (mask|label)) for 01"):
+        merge_runs([tmp_path / "before", tmp_path / "after"], tmp_path / "merged")
+    assert {row.n for row in compare_runs(tmp_path / "before", tmp_path / "after")} == {5}
+    (data / "list.csv").write_text(listing)  # and back again
+    run(replace(plan, methods=("random_map",)), tmp_path / "run", model=tiny_model())
+    assert read_run(tmp_path / "run").group().missing == 0
+
+
+def test_a_clock_that_goes_back_hides_nothing(
+    plan: Plan, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came later shows from the order of writing."""
+    plan = replace(plan, metrics=("sparseness",))
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    run(plan, tmp_path / "run", model=tiny_model())
+    (data / "01.png").write_bytes((data / "02.png").read_bytes())
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    run(replace(plan, methods=("gradient",)), tmp_path / "run", model=tiny_model())
+    group = read_run(tmp_path / "run").group()
+    assert {row.method: row.n for row in group.scores.summary()} == {"gradient": 6, "random_map": 5}
+    fresh = {row.image: row.value for row in group.scores.rows if row.method == "gradient"}
+    assert fresh["01.png"] == fresh["02.png"]
+
+
+def test_rows_of_other_saved_maps_do_not_count(plan: Plan, data: Path, tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    maps.mkdir()
+    for index in range(6):
+        np.save(maps / f"{index:02d}.npy", np.random.default_rng(index).random((44, 50)))
+    plan = replace(plan, methods=(), saved=str(maps), metrics=("sparseness", "deletion(steps=3, references=(black,))"))
+    run(plan, tmp_path / "run", model=tiny_model())
+    np.save(maps / "03.npy", np.random.default_rng(9).random((44, 50)))
+    run(replace(plan, metrics=("sparseness",)), tmp_path / "run", model=tiny_model())
+    assert read_run(tmp_path / "run").group().missing == 1
+    run(plan, tmp_path / "other", model=tiny_model())
+    np.save(maps / "03.npy", np.random.default_rng(3).random((44, 50)))
+    run(plan, tmp_path / "run", model=tiny_model())
+    with pytest.raises(OutputError, match=r"different maps by maps for 03\.png"):
+        merge_runs([tmp_path / "run", tmp_path / "other"], tmp_path / "merged")
 
 
 def test_rows_of_a_former_state_do_not_count(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +301,7 @@ def test_rows_of_a_former_state_do_not_count(plan: Plan, tmp_path: Path, monkeyp
     run(plan, tmp_path / "other", model=tiny_model())
     monkeypatch.undo()
     run(plan, tmp_path / "run", model=tiny_model())
-    with pytest.raises(OutputError, match="another state of gradient"):
+    with pytest.raises(OutputError, match="a different version of gradient"):
         merge_runs([tmp_path / "run", tmp_path / "other"], tmp_path / "merged")
 
 
@@ -225,7 +327,7 @@ def test_curves_of_methods_that_score_last_are_drawn_too(plan: Plan, tmp_path: P
 
 def test_maps_that_were_not_kept_are_spoken_of(plan: Plan, tmp_path: Path) -> None:
     run(replace(plan, limit=1), tmp_path / "run", model=tiny_model())
-    with pytest.warns(AhaWarning, match="gradient, random_map before kept no maps; choose another folder"):
+    with pytest.warns(AhaWarning, match="results of gradient, random_map did not keep all maps; choose another folder"):
         run(replace(plan, limit=2, maps="float16"), tmp_path / "run", model=tiny_model())
 
 
@@ -292,4 +394,4 @@ def test_papers(plan: Plan, tmp_path: Path, data: Path) -> None:
     true = {row.metric: row.printed for row in printed_beside(read.group("label"), [made.as_dict()])}
     assert true["ins_del mean_of_3"] != printed["ins_del mean_of_3"]
     text = write_report(tmp_path / "run").read_text()
-    assert "Beside the paper" in text and "stands in for the paper&#39;s ViT-B/16" in text and "0.2858" in text
+    assert "Compared with the paper" in text and "stands in for the paper&#39;s ViT-B/16" in text and "0.2858" in text

@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from PIL import Image
 from worlds import tiny_model
 
@@ -23,6 +26,10 @@ _COLUMN = """([table, column]) => [...document.querySelectorAll('table')[table].
   .map(row => row.cells[column].dataset.value ?? row.cells[column].textContent)"""
 _HEAD = "table => document.querySelectorAll('table')[table].tHead.rows[0].cells[1].textContent"
 _LARGEST = 10_000_000  # bytes
+# Words and pictures that go on behind the edge of the screen; numbers of wide tables can be moved into sight.
+_CUT_OFF = """[...document.querySelectorAll("h1, h2, h3, p, caption, figcaption, img, td.text, td:first-child")]
+  .filter(part => part.getBoundingClientRect().right > 391 || part.getBoundingClientRect().left < -1)
+  .map(part => part.outerHTML.slice(0, 200))"""
 
 
 @pytest.fixture
@@ -68,6 +75,7 @@ def test_the_page_in_a_browser(browser: Any, plan: Plan, data: Path, tmp_path: P
     page.set_viewport_size({"width": 390, "height": 844})
     page.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate(_CUT_OFF) == []
     assert problems == []
 
 
@@ -91,6 +99,37 @@ def test_a_page_with_many_images_and_methods_stays_small(plan: Plan, tmp_path: P
     text = page.read_bytes()
     assert text.count(b"data:image/jpeg") == 6 * 9  # the most telling cases, each with its best and worst methods
     assert len(text) < _LARGEST
+
+
+def renderer(figure: Figure) -> Any:
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return canvas.get_renderer()
+
+
+def test_names_are_clear_of_error_bars_and_of_each_other() -> None:
+    """Five methods of nearly the same time, whose errors overlap."""
+    points = {f"method_{i}(steps=20)": (0.02 * 1.3**i, 0.2 + 0.02 * i, 0.08) for i in range(5)}
+    figure = plot_trade_off(points, quality="Ins-Del", direction="higher", title="close")
+    axis, drawn = figure.axes[0], renderer(figure)
+    names = [text.get_window_extent(drawn) for text in axis.texts]
+    bars = [axis.transData.transform([(x, y - error), (x, y + error)]) for x, y, error in points.values()]
+    assert len(names) == 5
+    for name in names:
+        for (x, low), (_, high) in bars:
+            assert not (name.x0 < x < name.x1 and name.y0 < high and name.y1 > low)
+    for one, other in combinations(names, 2):
+        assert not one.overlaps(other)
+
+
+def test_marks_of_the_time_axis_do_not_run_into_each_other() -> None:
+    points = {"one": (0.029, 0.1, 0.01), "other": (0.7, 0.2, 0.01)}
+    figure = plot_trade_off(points, quality="Ins-Del", direction="higher", title="times")
+    axis, drawn = figure.axes[0], renderer(figure)
+    marks = [m.get_window_extent(drawn) for m in axis.get_xticklabels(which="both") if m.get_text() and m.get_visible()]
+    inside = [mark for mark in marks if axis.bbox.x0 <= mark.x0 and mark.x1 <= axis.bbox.x1]
+    assert len(inside) >= 2
+    assert not any(one.overlaps(other) for one, other in combinations(inside, 2))
 
 
 @pytest.mark.parametrize("apart", [0.0, 1e-16, 4e-16, 1e-12])

@@ -178,7 +178,7 @@ def test_the_estimate_of_finished_mosaics_is_nothing(plan: Plan, tmp_path: Path)
     assert estimate(run(plan, tmp_path / "run")).cells == 0
 
 
-@pytest.mark.filterwarnings("ignore:the pictures sufficed")
+@pytest.mark.filterwarnings("ignore:there were enough images")
 def test_mosaics_that_cannot_be_filled_are_not_missed(plan: Plan, tmp_path: Path) -> None:
     """Eight pictures, five of them of one class, give one mosaic, whoever shares the work."""
     more = make_data(tmp_path / "more", 8)

@@ -27,22 +27,24 @@ GRADIENT = standing("gradient", 0.1, -0.4, 0.02, 2, stability=0.5, **{"class": 0
 def test_it_names_the_best_its_lead_and_what_is_fast_enough() -> None:
     found = sentence([BEST, CAM, GRADIENT])
     assert found.startswith(
-        "Use rise: +0.100 ± 0.010 Ins-Del over grad_cam, the next, 2000 times more expensive (n = 16"
+        "Use rise: grad_cam, the runner-up, is 0.100 ± 0.010 Ins-Del behind, 2000 times cheaper (n = 16"
     )
-    assert "grad_cam if you need it under 20 ms (where rise takes 1.6 s)" in found
+    assert "grad_cam if you need a map in under 20 ms (rise takes 1.6 s)" in found
     assert "disagree" not in found, "three methods are too few to say so"
 
 
 def test_time_counts_not_passes() -> None:
     slow = standing("lrp", 0.5, math.nan, 1.0, 2)
-    assert "grad_cam if you need it under 20 ms" in sentence([slow, CAM]), "as many passes, a fraction of the time"
-    assert "if you need it" not in sentence([CAM, LRP])
+    assert "grad_cam if you need a map in under 20 ms" in sentence([slow, CAM]), (
+        "as many passes, a fraction of the time"
+    )
+    assert "if you need" not in sentence([CAM, LRP])
 
 
 def test_it_says_why_metrics_disagree() -> None:
     found = sentence([BEST, CAM, LRP, GRADIENT])
     assert found.endswith(
-        "the metrics disagree about lrp, because beside the others its maps change more with the class (rank "
+        "the metrics disagree about lrp: its maps change more with the class than other methods' do (rank "
         "correlation -0.60, median of the others 0.20), but its maps change more under noise (rank correlation 0.20, "
         "median of the others 0.80)."
     )
@@ -59,14 +61,12 @@ def test_it_says_why_metrics_disagree() -> None:
 def test_limits_are_round_and_not_below_what_was_measured(seconds: float, limit: str) -> None:
     fast = standing("grad_cam", 0.4, -0.1, seconds, 2)
     slow = standing("rise", 0.5, math.nan, 60.0, 4000)
-    assert f"grad_cam if you need it under {limit} (" in sentence([slow, fast])
+    assert f"grad_cam if you need a map in under {limit} (" in sentence([slow, fast])
 
 
 def test_what_knows_nothing_of_the_model_is_no_advice() -> None:
     bump = standing("center_map", 0.5, math.nan, 0.0, 0)
-    assert sentence([bump, CAM]).startswith(
-        "No method beats center_map, which knows nothing of the model, on 16 images"
-    )
+    assert sentence([bump, CAM]).startswith("No method beats center_map, which ignores the model, on 16 images")
 
 
 def test_beside_nothing_but_baselines_it_is_said_without_a_median() -> None:

@@ -40,7 +40,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.passes is None and self.seconds is None:
-            raise SpecError("say what may be spent: a time such as 30min, or a number of passes")
+            raise SpecError("give a budget: a time such as 30min, or a number of passes")
         if (self.passes is not None and self.passes < 1) or (self.seconds is not None and self.seconds <= 0):
             raise SpecError("a budget must be positive")
 
@@ -78,7 +78,7 @@ class Account:
             found = _ENTRY.fullmatch(content)
             if found is None or found[4] not in (None, checksum(found[1]).encode()):
                 os.close(self._file)
-                raise OutputError(f"{folder / SPENT} does not say what was spent (damaged?); choose another folder")
+                raise OutputError(f"{folder / SPENT} is damaged: the spent budget is unknown; choose another folder")
             self.passes, self.seconds = int(found[2]), float(found[3])
 
     def note(self, passes: int, seconds: float) -> None:

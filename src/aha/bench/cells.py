@@ -72,12 +72,12 @@ class Cells:
 
     def key(self, image: BenchImage, method: str, protocol: str, target_kind: str) -> str:
         """What the cell is known by."""
-        needs = self._protocols[protocol].needs
+        seen = self._protocols[protocol].looks_at
         truth = (
             image.label,
-            image.boxes if "boxes" in needs else "",
-            self._digest(image, "mask") if "mask" in needs else "",
-            self._saved[method].digest(image) if method in self._saved else "",
+            image.boxes if "boxes" in seen else "",
+            self._digest(image, "mask") if "mask" in seen else "",
+            self._saved_digest(image, method),
         )
         state = result_key(self._bases[method, protocol, target_kind], self._digest(image, "picture"), *truth)
         return f"{self._work(image, method, protocol, target_kind)}-{state}"
@@ -102,7 +102,7 @@ class Cells:
 
     def empty(self, image: BenchImage, method: str, protocol: str, target_kind: str) -> Cell:
         """The cell as it is written, with nothing found yet."""
-        return {
+        cell: Cell = {
             "key": self.key(image, method, protocol, target_kind),
             "model": self._model.spec,
             "digest": self._model.digest,
@@ -117,7 +117,20 @@ class Cells:
             "made": round(time.time(), 3),
             "content": self._digest(image, "picture")[:16],
             "state": self._bases[method, protocol, target_kind][:16],
+            "truth": self._truth(image, protocol),
         }
+        if saved := self._saved_digest(image, method):
+            cell["saved"] = saved[:16]
+        return cell
+
+    def _truth(self, image: BenchImage, protocol: str) -> dict[str, str]:
+        """Digests of what the protocol's metrics look at beside picture and label."""
+        seen = self._protocols[protocol].looks_at
+        boxes = {"boxes": result_key(image.boxes)[:16]} if "boxes" in seen else {}
+        return boxes | ({"mask": self._digest(image, "mask")[:16]} if "mask" in seen else {})
+
+    def _saved_digest(self, image: BenchImage, method: str) -> str:
+        return self._saved[method].digest(image) if method in self._saved else ""
 
     def _covers(self, image: BenchImage, method: str) -> bool:
         return method not in self._saved or image.id in self._saved[method].maps

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from aha.bench.runs import Column, Group, Run, read_run
-from aha.bench.significance import paired_p
+from aha.bench.significance import LEVEL, holm, paired_p
 from aha.bench.tables import better, differences, head_of, values_by_image
 from aha.errors import OutputError
 from aha.results.score_table import markdown_table, summarise, text_table
 
 
 class Comparison(NamedTuple):
-    """One column of one method in both runs; `difference` is the second run's value less the first's."""
+    """One column of one method in both runs.
+
+    Attributes:
+        difference: the second run's value less the first's, with its `standard_error`.
+        p: of the paired test, corrected for all comparisons of the two runs (Holm).
+    """
 
     model: str
     target_kind: str
@@ -34,7 +39,7 @@ class Comparison(NamedTuple):
     def verdict(self) -> str:
         """Better, worse, or not significantly different, as far as the images go."""
         direction = better(self.metric)
-        if math.isnan(self.p) or self.p >= 0.05 or direction == "neither":
+        if math.isnan(self.p) or self.p >= LEVEL or direction == "neither":
             return "same" if self.difference == 0 else "not significant"
         return "better" if (self.difference > 0) == (direction == "higher") else "worse"
 
@@ -43,13 +48,14 @@ def compare_runs(first: str | Path, second: str | Path) -> list[Comparison]:
     """Paired comparison of all that both runs measured.
 
     Runs of one model each are compared whatever the models are; otherwise only the same model counts as the same.
-    Pictures that have nothing but their name in common are left out.
+    Pictures that have nothing but their name in common are left out, and so are those whose truth is another.
     """
     runs = read_run(first), read_run(second)
     found = [row for a, b in _pairs(*runs) for row in _compare(a, b)]
     if not found:
         raise OutputError(f"{first} and {second} have no method and metric in common on the same images")
-    return found
+    corrected = holm({place: row.p for place, row in enumerate(found) if better(row.metric) != "neither"})
+    return [row._replace(p=corrected.get(place, row.p)) for place, row in enumerate(found)]
 
 
 def _pairs(first: Run, second: Run) -> Iterator[tuple[Group, Group]]:
@@ -66,6 +72,7 @@ def _compare(a: Group, b: Group) -> Iterator[Comparison]:
     # Mosaics of the same pictures are different pictures for models of different sizes.
     is_told = a.digest == b.digest or a.target_kind != "grid"
     unlike = {image for image, own in a.contents.items() if is_told and b.contents.get(image, own) != own}
+    unlike |= {image for image, own in a.truths.items() if _differ(own, b.truths[image], labels=a.digest == b.digest)}
     for (protocol, (metric, reference)), by_method in ours.items():
         others = theirs.get((protocol, (metric, reference)), {})
         for method, values in by_method.items():
@@ -94,6 +101,11 @@ def _compare(a: Group, b: Group) -> Iterator[Comparison]:
             )
 
 
+def _differ(ours: Mapping[str, str], theirs: Mapping[str, str], *, labels: bool) -> bool:
+    """Is the truth of an image another? Models of other classes have other labels."""
+    return any(theirs.get(what, own) != own for what, own in ours.items() if labels or what != "label")
+
+
 def _by_place(values: dict[tuple[str, int], float]) -> dict[tuple[str, int], float]:
     """Values by image, and by the place of the class among the image's classes."""
     places: dict[str, int] = {}
@@ -118,7 +130,7 @@ def _as_tables(rows: list[Comparison], layout: Callable[[str, list[str], list[li
     parts = []
     for group in dict.fromkeys((row.model, row.target_kind, row.protocol) for row in rows):
         own = [row for row in rows if (row.model, row.target_kind, row.protocol) == group]
-        heads = ["method", "metric", "first", "second", "difference", "p", "n", "second is"]
+        heads = ["method", "metric", "first", "second", "difference", "p (Holm)", "n", "second is"]
         body = [
             [
                 row.method,

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from aha.bench.plan import FEW
 from aha.bench.records import Cell
 from aha.bench.runner import BenchRun, Step
 from aha.core.ledger import encode
@@ -45,7 +46,7 @@ class _SizeCounter:
     """Counts the bytes of what it is given instead of writing it."""
 
     def __init__(self) -> None:
-        self.bytes = 0
+        self.bytes = self.kept = 0
         self.cells: list[Cell] = []
 
     def add(self, cells: Sequence[Cell]) -> None:
@@ -55,11 +56,11 @@ class _SizeCounter:
 
     def keep_map(self, values: NDArray[np.float32], precision: str) -> None:
         """Counts a map."""
-        self.bytes += values.size * np.dtype(precision).itemsize
+        self.kept += values.size * np.dtype(precision).itemsize
 
     def keep_picture(self, picture: Image.Image) -> None:
         """Counts a picture, roughly as JPEG."""
-        self.bytes += picture.width * picture.height // 4
+        self.kept += picture.width * picture.height // 4
 
     def sync(self) -> None:
         """Nothing to make sure of."""
@@ -98,7 +99,8 @@ def estimate(run: BenchRun, tries: int = 1) -> Estimate:
         found,
         forward=(model.passes["forward"] - before["forward"]) * factor,
         backward=(model.passes["backward"] - before["backward"]) * factor,
-        bytes=counter.bytes * factor,
+        bytes=counter.bytes * factor
+        + counter.kept * (min(factor, FEW / len(first)) if run.plan.maps == "few" else factor),
         seconds=seconds * factor,
         by_method={method: spent / len(first) for method, spent in found.by_method.items()},
         failures=[f"{c['method']}: {reason}" for c in counter.cells for _, reason in c["failures"]],

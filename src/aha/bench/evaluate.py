@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from aha.models import NOTHING, TargetModel, load_model, loads_its_model
 from aha.models.memory import Chunks, PeakMemory
 from aha.models.preprocessing import Geometry
 from aha.results.explanation import Explanation
+from aha.results.saved_maps import usable_map
 from aha.results.score_table import CurveRow, Failure, Row, Scores
 
 Maps: TypeAlias = Tensor | NDArray[Any] | Sequence[Tensor | NDArray[Any]] | Explanation
@@ -66,23 +68,23 @@ def evaluate(
     Args:
         model: as in `aha.explain`.
         images: as in `aha.explain`; or mosaics from `aha.data.mosaics`, whose classes are then all explained.
-        maps_or_methods: method texts; or maps, one per image and class in the order of `targets`, those of pictures
-            that cannot be read included, at the size of the model input or of the original image; or a mapping from
-            names to such maps.
-        metrics: protocol names (`"quick"`, `"aha"`, `"rise"`, ...) or metric texts (`"deletion(steps=32)"`).
+        maps_or_methods: methods as text; or maps, one per image and class in the order of `targets`, including those of
+            images that cannot be read, at the size of the model input or of the original image; or a mapping from names
+            to such maps.
+        metrics: protocol names (`"quick"`, `"aha"`, `"rise"`, ...) or metrics as text (`"deletion(steps=32)"`).
         targets: explained classes, as in `aha.explain`; those of a given explanation, or "top1", by default.
         labels: true classes.
-        masks: true object masks, one per image, in the original image's pixels; above 0 is object, 255 does not count.
+        masks: true object masks, one per image, in the original image's pixels; above 0 is object, 255 is ignored.
         boxes: true boxes, one list of (x0, y0, x1, y1) per image, in the original image's pixels.
-        seed: of methods, ties and whatever a metric draws.
-        batch_size: most images computed at once; the model's own by default, halved when memory runs out.
+        seed: random seed of methods, ties and metrics.
+        batch_size: maximum number of images computed at once; the model's own by default, halved if memory runs out.
         progress: as in `aha.explain`.
 
     Returns:
-        Scores; what could not be measured is in `Scores.failures`, does not stop the rest, and is warned of.
+        Scores. Measurements that fail are listed in `Scores.failures` with a warning, and do not stop the rest.
 
     Raises:
-        MetricError: Nothing at all could be measured.
+        MetricError: every measurement failed.
     """
     model = load_model(model)
     protocols = tuple({protocol.name: protocol for protocol in load_protocols(metrics)}.values())
@@ -96,7 +98,7 @@ def evaluate(
     if targets is None:
         targets = _explained_classes(maps_or_methods, total) or "top1"
     chosen: list[list[int]] = []
-    sources = _sources(maps_or_methods, model, seed, protocols, class_counts(targets, total))
+    sources = _sources(maps_or_methods, model, seed, protocols, class_counts(targets))
     scores = Scores(protocols=protocols, model=model.spec)
     chunks = Chunks(batch_size or model.chunks.size)
 
@@ -139,7 +141,7 @@ def _tell_of_failures(scores: Scores) -> None:
     if not scores.rows:
         raise MetricError(f"nothing could be measured: {why}")
     count = len(scores.failures)
-    warn(f"{count} measurements failed beside {len(scores)} scores (`Scores.failures`): {why}", AhaWarning)
+    warn(f"{count} measurements failed, {len(scores)} succeeded (`Scores.failures` lists them): {why}", AhaWarning)
 
 
 def _score_all(cases: Iterator[Case], most: int, protocols: Sequence[Protocol], scores: Scores) -> None:
@@ -156,7 +158,7 @@ def _mosaics(images: Images | Mosaic | Sequence[Mosaic]) -> list[Mosaic] | None:
     if not isinstance(given, list | tuple) or not any(isinstance(image, Mosaic) for image in given):
         return None
     if not all(isinstance(image, Mosaic) for image in given):
-        raise ImageError("mosaics and other pictures cannot be evaluated together")
+        raise ImageError("mosaics and other images cannot be evaluated together")
     return list(given)
 
 
@@ -178,6 +180,10 @@ def score_case(case: Case, protocols: Sequence[Protocol], scores: Scores, faults
                     curves = _curve_rows(case, chosen, protocol)
             except faults as error:
                 scores.failures.append(Failure(case.sample.name, case.method, chosen.name, _reason(error)))
+                continue
+            if unknown := [v.column for v in values if not math.isfinite(v.value)]:
+                why = f"{unknown[0]} is not a number: the model's scores of changed images are not finite"
+                scores.failures.append(Failure(case.sample.name, case.method, chosen.name, why))
                 continue
             scores.curve_rows += curves
             scores.rows += [
@@ -383,7 +389,12 @@ class _MapSource:
                         f"{self.name}: the map of {sample.name} is of class {self.classes[place]}, not of {target}; "
                         f"pass the classes of the maps as targets="
                     )
-                values = copied(self.maps[place]).float()
+                try:
+                    given = usable_map(_as_array(self.maps[place]), f"{sample.name}: the map of {self.name}")
+                except MetricError as error:
+                    failures.append(Failure(sample.name, self.name, "", str(error)))
+                    continue
+                values = torch.from_numpy(given)
                 case = fitted_case(sample, target, values, subject.geometry, self.name, self.seed, failures)
                 if case is not None:
                     yield case
@@ -398,7 +409,7 @@ def _check_maps(sources: Sequence[MethodSource | _MapSource], images: int, chose
         if len(source.maps) != wanted:
             raise MetricError(
                 f"{source.name}: {len(source.maps)} maps, but {images} images have {wanted} classes together; "
-                f"give one per image and class, also for pictures that cannot be read"
+                f"give one per image and class, also for images that cannot be read"
             )
 
 
@@ -419,9 +430,12 @@ def fitted_case(
     seed: int,
     failures: list[Failure],
 ) -> Case | None:
-    """A case of a map from elsewhere; one in the original image's pixels is brought to those of the model input."""
+    """A case of a map from elsewhere; one in the original image's pixels is brought to those of the model input.
+
+    What the model does not see of the image may be unknown there, and nothing else.
+    """
     if tuple(values.shape) == geometry.original != geometry.model:
-        values = geometry.to_model(values.nan_to_num(0.0))
+        values = geometry.to_model(torch.where(geometry.seen(), values, values.nan_to_num(nan=0.0)))
     return _case(sample, target, values, method, seed, failures)
 
 
@@ -457,6 +471,12 @@ def _explained_classes(given: MapsOrMethods, images: int | None) -> list[list[in
     runs = groupby(range(len(found)), key=lambda row: id(found.subjects[row]))
     classes = [[int(found.targets[row]) for row in rows] for _, rows in runs]
     return classes if images in (None, len(classes)) else None
+
+
+def _as_array(values: Any) -> NDArray[Any]:
+    """A map as NumPy has it, which knows no bfloat16."""
+    found = copied(values)
+    return (found.float() if found.is_floating_point() else found).numpy()
 
 
 def _as_list(maps: Any, name: str) -> Sequence[Any]:

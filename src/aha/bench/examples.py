@@ -52,7 +52,10 @@ def example_images(run: Run, group: Group, methods: Sequence[str] = ()) -> list[
     full = {name: found for name, found in by_image.items() if len(found) > 1}
     apart = sorted(full, key=lambda name: min(full[name].values()) - max(full[name].values()))
     hopeless = sorted(full, key=lambda name: max(sign * value for value in full[name].values()))
-    picked = dict.fromkeys(apart[: _MOST_CASES // 2], "where the methods disagree most")
+    if len(full) <= _MOST_CASES < len(group.facts):  # there is no choice
+        picked = dict.fromkeys(full, "one of the first pictures")
+    else:
+        picked = dict.fromkeys(apart[: _MOST_CASES // 2], "where the methods disagree most")
     for name, method in _least_reached(group, chosen[0]).items():
         if name in full:
             picked.setdefault(name, f"of the tenth on which {method} reaches least of what is possible")

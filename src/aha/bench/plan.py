@@ -32,7 +32,9 @@ from aha.models.precision import Precision
 from aha.models.scores import load_score
 
 Filter = Literal["none", "mda"]
-KeepMaps = Literal["none", "float16", "float32"]
+KeepMaps = Literal["few", "none", "float16", "float32"]
+FEW = 6
+"""Pictures whose maps are kept where a plan does not say which, so that a report has some to show."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Plan:
         filter: "mda" keeps images that are classified correctly with at least 60 %, at most 5 per class.
         seed: of the choice of images, of methods and of metrics.
         batch_size: most images computed at once; results do not depend on it.
-        maps: precision in which maps are kept for the gallery; "none" keeps none.
+        maps: precision in which all maps are kept for the report; "few" keeps those of a few pictures, "none" none.
         saved: folder of maps that were saved earlier, to be scored as well.
         title: heading of the report.
         paper: name of the published table that the plan repeats, if it does.
@@ -76,7 +78,7 @@ class Plan:
     filter: Filter = "none"
     seed: int = 0
     batch_size: int = 32
-    maps: KeepMaps = "none"
+    maps: KeepMaps = "few"
     saved: str = ""
     title: str = ""
     paper: str = ""
@@ -130,7 +132,7 @@ def make_plans(settings: Mapping[str, Any], source: str = "the plan") -> list[Pl
             raise SpecError(f"{source} has the unknown setting {name!r}; {advice}")
     for name in ("model", "data", "methods"):
         if not settings.get(name) and not (name == "methods" and settings.get("saved")):
-            raise SpecError(f"{source} does not say {name}")
+            raise SpecError(f"{source} lacks {name}")
     models = _listed(settings["model"])
     weights = _listed(settings.get("weights")) or [None] * len(models)
     if len(weights) != len(models):

@@ -4,21 +4,26 @@
       race.json     rounds, what each method costs, who is out and why; so that a race goes on where it was
       ...           the rows of a benchmark, as of any run
 
-Every round is a piece of a bench plan: what the folder has is not computed again. After it, the better half goes on,
-and of the others those that are not significantly worse than the best, as far as the round's share of the budget
-goes. A last part of the budget is for the sanity checks of the best. Nothing is spent beyond the budget: a pass that
-would go over it is not made.
+Every round is a piece of a bench plan: what the folder has is not computed again. The first has as many methods as the
+budget pays for by what they say of their cost, cheap ones first; with too little for two of them there is no race.
+After each, the better half goes on, and of the others those that are not significantly worse than the best, as far as
+the round's share of the budget goes. A last part of the budget is for the sanity checks of the best. Nothing is spent
+beyond the budget: a pass that would go over it is not made.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from aha.bench.budget import Account, Budget, BudgetSpent, metered
 from aha.bench.cells import Cells
@@ -31,6 +36,7 @@ from aha.bench.significance import LEVEL, paired_p
 from aha.bench.store import Store
 from aha.bench.tables import differences
 from aha.core.disk import result_key
+from aha.core.progress_line import duration
 from aha.data.datasets import BenchImage, choose
 from aha.errors import OutputError, SpecError
 from aha.methods import Method
@@ -42,7 +48,8 @@ from aha.models import TargetModel
 CHECKS = ("class_sensitivity", "stability", "randomisation")
 FIRST_IMAGES, CHECKED_IMAGES = 2, 4
 _FOR_CHECKS = 0.25  # share of the budget
-_OWN_PASSES = 1.1  # a method's own passes beside those of scoring it, at least
+_FIRST_ROUND = 0.5  # share of what rounds may spend, where it does not pay for all methods
+_PATIENCE = 2.0  # times what a method was expected to take, before it is stopped
 _LEAST = 2  # methods that go on
 
 
@@ -75,7 +82,8 @@ class Racing:
         if len(self.texts) < _LEAST:
             reasons = "; ".join(f"{method}: {why}" for method, why in self.bench.work.left_out.items())
             raise SpecError(f"a race needs at least two methods that fit the model ({reasons})")
-        self._report, self._spent, self._share = on_step, (0, 0.0), (0.0, 0.0)
+        self._report, self._tried = on_step, 0
+        self._spent = (0, 0.0)  # by earlier races in the folder
         self._check_cells = self._cells(self.bench.work.methods, CHECKS)
         self.race = self._recalled()
         self.race.model_text = model_text
@@ -99,7 +107,7 @@ class Racing:
         if known is None:
             return Race(settings, self.texts, must_be_below=self.must_be_below)
         if other := [_SAID.get(name, name) for name in settings if known.settings.get(name) != settings[name]]:
-            raise OutputError(f"{self.out} holds a race with another {' and '.join(other)}; choose another folder")
+            raise OutputError(f"{self.out} holds a race with a different {' and '.join(other)}; choose another folder")
         allowed = known.finished or known.budget
         is_same = (
             (known.methods, known.must_be_below) == (self.texts, self.must_be_below)
@@ -121,6 +129,9 @@ class Racing:
             return self.race
         self.check_budget()
         self.account = Account(self.out)
+        self._spent = (self.account.passes, self.account.seconds)
+        if self._tried:
+            self.account.note(self.account.passes + self._tried, self.account.seconds)
         try:
             with Store(self.out) as store:
                 self.bench.cells.done = self._check_cells.done = store.done
@@ -156,34 +167,103 @@ class Racing:
 
     @property
     def first_passes(self) -> int:
-        """Images through the model that scoring the first round takes, whatever the methods themselves need."""
-        metric = load_metric(FAITHFULNESS)
+        """Images through the model that the first round of all methods takes, by what they say of themselves."""
+        return sum(self._expected.values())
+
+    @cached_property
+    def pace(self) -> float:
+        """Seconds of one image through the model, as one of a batch."""
+        batch = self.bench.inputs_of(self.bench.images[0])[None].expand(self.plan.batch_size, -1, -1, -1)
+        took = math.inf
+        for _ in range(2):  # the first pass of a process does more than the others
+            start = time.perf_counter()
+            with torch.no_grad():
+                self.model.outputs(batch)
+            took = min(took, time.perf_counter() - start)
+            self._tried += len(batch)
+        return took / len(batch)
+
+    @cached_property
+    def _expected(self) -> dict[str, int]:
+        """Method -> passes that it and its scoring take in the first round; the cheap ones first."""
+        metric, size = load_metric(FAITHFULNESS), self.model.stated_preprocessing().size
         assert isinstance(metric, CurveMetric) and isinstance(metric.steps, int)
-        images = min(FIRST_IMAGES, len(self.bench.images))
-        return len(self.texts) * images * 2 * metric.steps * len(metric.references)
+        scoring = 2 * metric.steps * len(metric.references)
+        images = choose(self.bench.images, FIRST_IMAGES, self.plan.seed)
+        found = {}
+        for method in sorted(
+            self.bench.work.methods, key=lambda m: (m.cost(self.model, size).passes, m.family == "baseline")
+        ):
+            run = self._bench([str(method)], len(images))
+            missing = sum(bool(run.cells.missing(image)) for image in run.images)  # rows that are there are free
+            found[str(method)] = missing * (scoring + method.cost(self.model, size).passes)
+        return found
+
+    def _pays(self, allowance: tuple[float, float], passes: float) -> bool:
+        """Do so many passes fit into an allowance of passes and seconds? By the time that they have taken so far."""
+        if passes > allowance[0]:
+            return False
+        if math.isinf(allowance[1]):
+            return True
+        made, seconds, _ = map(sum, zip([0.0] * 3, *self.race.costs.values(), strict=True))
+        return passes * (seconds / made if made else self.pace) <= allowance[1]
+
+    def _price(self, passes: float) -> str:
+        """The whole budget that leaves so many passes for rounds after what was spent, in the present one's units."""
+        spent = self._spent
+        prices = []
+        if self.budget.passes is not None:
+            prices.append(f"{math.ceil((passes + spent[0]) / (1 - _FOR_CHECKS)):,} passes")
+        if self.budget.seconds is not None:
+            seconds = (passes * self.pace + spent[1]) / (1 - _FOR_CHECKS)
+            prices.append(duration(60 * math.ceil(seconds / 60) if seconds > 60 else math.ceil(seconds)))
+        return " and ".join(prices)
 
     def check_budget(self) -> None:
-        """Refuses a budget that cannot pay for the first round, before anything is spent."""
-        least = math.ceil(_OWN_PASSES * self.first_passes / (1 - _FOR_CHECKS))
-        if self.budget.passes is not None and self.budget.passes < least:
+        """Refuses a budget that cannot pay for the first round of two methods, before anything is spent."""
+        whole = self.budget.shared(1 - _FOR_CHECKS)
+        allowance = tuple(math.inf if part is None else part for part in (whole.passes, whole.seconds))
+        least = sum(list(self._expected.values())[:_LEAST])
+        if not self._pays((allowance[0], allowance[1]), least):
             raise SpecError(
-                f"{self.budget.passes} passes are too few for {len(self.texts)} methods; allow at least {least}, "
-                "or name fewer methods"
+                f"the budget is too small for a race: allow at least {self._price(least)} for {_LEAST} methods, "
+                f"{self._price(self.first_passes)} for all {len(self.texts)}"
             )
 
     def _check_rest(self) -> None:
         """Refuses to begin anew with what an earlier race in the folder has left, if that is too little."""
         if self.race.rounds or not self.account.passes:
             return
-        first = choose(self.bench.images, FIRST_IMAGES, self.plan.seed)
-        missing = sum(len(self.bench.cells.missing(image)) for image in first)
-        cells = len(self.texts) * len(first)
-        least = math.ceil(_OWN_PASSES * self.first_passes * missing / cells / (1 - _FOR_CHECKS))
-        left = self.account.left(self.budget)
-        if missing and (left[0] < least or left[1] <= 0):
+        least = sum(list(self._expected.values())[:_LEAST])
+        if least and not self._pays(self._left(_FOR_CHECKS), least):
             raise SpecError(
-                f"{self.account.passes:,} passes and {self.account.seconds:.0f} s were spent in {self.out} already, "
-                f"for other methods or pictures; allow {least:,} passes more, or choose another folder"
+                f"{self.account.passes:,} passes and {self.account.seconds:.0f} s were already spent in {self.out}, "
+                f"for other methods or images; allow {self._price(least)} altogether, or choose another folder"
+            )
+
+    def _first_round(self) -> list[str]:
+        """All methods, or those that half of what rounds may spend pays for, the cheap ones first; others are out."""
+        allowance = self._left(_FOR_CHECKS)
+        if self._pays(allowance, self.first_passes):
+            return list(self._expected)
+        part = (_FIRST_ROUND * allowance[0], _FIRST_ROUND * allowance[1])
+        chosen: list[str] = []
+        passes = 0
+        for method, own in self._expected.items():
+            passes += own
+            if len(chosen) >= _LEAST and not self._pays(part, passes):
+                break
+            chosen.append(method)
+        self._leave_out([method for method in self._expected if method not in chosen], len(chosen))
+        return chosen
+
+    def _leave_out(self, methods: Sequence[str], tried: int) -> None:
+        """These could not be paid for; the reason is the same for all of them, so that it can be told once."""
+        need = self._price(self.first_passes)
+        for method in methods:
+            self.race.out[method] = (
+                f"not tried: the budget covered {tried} of {len(self.texts)} methods, cheapest first; "
+                f"about {need} would cover all"
             )
 
     def _note_cells(self) -> None:
@@ -215,7 +295,7 @@ class Racing:
     def _next(self, total: int) -> tuple[list[str], int] | None:
         """Methods and number of images of the next round; None when there is none."""
         if not self.race.rounds:
-            return self.texts, min(FIRST_IMAGES, total)
+            return self._first_round(), min(FIRST_IMAGES, total)
         images = self.race.rounds[-1][1]
         if images >= total:
             return None
@@ -255,16 +335,18 @@ class Racing:
     def _round(self, store: Store, methods: Sequence[str], images: int) -> bool:
         """Scores the methods on so many images; false if the budget did not last."""
         going = [method for method in methods if method not in self.race.out]
-        has_lasted = True
+        is_first, has_lasted = images == self.race.rounds[0][1], True
         for number, method in enumerate(going):
+            expected = self._expected[method] if is_first else 0
+            if is_first and number >= _LEAST and not self._pays(self._left(_FOR_CHECKS), expected):
+                self._leave_out(going[number:], number)  # passes take longer than they seemed to
+                break
             run = self._bench([method], images)
-            is_new = images == self.race.rounds[0][1]
-            is_done = self._score(store, run, f"{method} on {images} images", len(going) - number, _FOR_CHECKS)
-            if not is_done and is_new:
-                share = f"{self._share[0]:,.0f} passes" if math.isfinite(self._share[0]) else f"{self._share[1]:.0f} s"
-                why = f"it needs more than its share of the budget ({share} for {images} images)"
-                self.race.out[method] = why
-            has_lasted = has_lasted and (is_done or is_new)
+            what = f"{method} on {images} images"
+            is_done = self._score(store, run, what, len(going) - number, _FOR_CHECKS, expected)
+            if not is_done and is_first:
+                self.race.out[method] = "stopped: it exceeded its share of the budget and its stated cost"
+            has_lasted = has_lasted and (is_done or is_first)
             self.race.write(self.out)
         self._note_cells()
         self._drop_failed(going)
@@ -274,8 +356,11 @@ class Racing:
             store.record_plan(self._bench(done, images).record())
         return has_lasted
 
-    def _score(self, store: Store, run: BenchRun, what: str, sharers: int, kept_back: float) -> bool:
-        """What is missing of one method's run, for its share of what is left; false if that did not last."""
+    def _score(self, store: Store, run: BenchRun, what: str, sharers: int, kept_back: float, expected: int = 0) -> bool:
+        """What is missing of one method's run, for its share of what is left; false if that did not last.
+
+        Where passes were expected of it, it gets as many as these and some more, even if its share is less.
+        """
         wanted = [image for image in run.images if run.cells.missing(image)]
         if not wanted:
             return True
@@ -283,16 +368,19 @@ class Racing:
         self._report(Progress(what, self.account.passes, self.account.seconds))
         before = (self.account.passes, self.account.seconds)
         is_done = True
-        self._share = (left[0] / sharers, left[1] / sharers)
+        passes, seconds = (part / sharers for part in left)
+        if expected:
+            passes = min(left[0], max(passes, _PATIENCE * expected))
+            if math.isfinite(seconds):
+                seconds = min(left[1], max(seconds, _PATIENCE * expected * self.pace))
         try:
-            with metered(self.account, *self._share):
+            with metered(self.account, passes, seconds):
                 run.feed(store, iter(wanted), _silent)
         except BudgetSpent:
             is_done = False
-        self._spent = (self.account.passes - before[0], self.account.seconds - before[1])
         if is_done and run.plan.metrics == self.plan.metrics:
             former = self.race.costs.get(run.plan.methods[0], [0.0, 0.0, 0.0])
-            spent = (*self._spent, len(wanted))
+            spent = (self.account.passes - before[0], self.account.seconds - before[1], len(wanted))
             self.race.costs[run.plan.methods[0]] = [old + new for old, new in zip(former, spent, strict=True)]
         return is_done
 

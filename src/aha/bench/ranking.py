@@ -35,12 +35,24 @@ def ranking(values: Mapping[str, Mapping[tuple[str, int], float]], methods: Sequ
     Whoever left a round early has few images, and may have been lucky with them. Inside a round, methods stand by how
     far they are ahead of the one with most images, on those that both have.
     """
+    rounds = _rounds(values, methods)
+    return [method for reached in sorted(rounds, reverse=True) for method in _by_lead(values, rounds[reached])]
+
+
+def last_round(values: Mapping[str, Mapping[tuple[str, int], float]], methods: Sequence[str]) -> list[str]:
+    """Those that came to the last round: the best is one of them."""
+    rounds = _rounds(values, methods)
+    return rounds[max(rounds)] if rounds else []
+
+
+def _rounds(values: Mapping[str, Mapping[tuple[str, int], float]], methods: Sequence[str]) -> dict[int, list[str]]:
+    """Round that was reached -> methods."""
     rounds: dict[int, list[str]] = {}
     for method in methods:
         if values.get(method):
             # Each round has twice as many images: with 9 to 16, of which some may have failed, it came to the same one.
             rounds.setdefault(math.ceil(math.log2(len(values[method]))), []).append(method)
-    return [method for reached in sorted(rounds, reverse=True) for method in _by_lead(values, rounds[reached])]
+    return rounds
 
 
 def _by_lead(values: Mapping[str, Mapping[tuple[str, int], float]], methods: Sequence[str]) -> list[str]:

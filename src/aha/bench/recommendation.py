@@ -13,10 +13,12 @@ from aha.bench.race_record import Race
 from aha.bench.ranking import own_group
 from aha.bench.report import REPORT
 from aha.bench.runs import read_run
-from aha.bench.sentence import sentence
+from aha.bench.sentence import lag, sentence
 from aha.bench.standings import METRIC_OF, Standing, agreement_of, standings_of
 from aha.core.disk import write_atomically
 from aha.errors import OutputError
+from aha.metrics import ARROWS, directions
+from aha.metrics.base import Direction
 from aha.results.score_table import markdown_table
 from aha.results.templating import templates_of
 
@@ -28,6 +30,27 @@ _PLAIN = {
     "randomisation": "dependence on the weights",
     "cost": "cost",
 }
+_LEGEND = {
+    "Ins-Del": "Insertion minus Deletion, mean over the images and its 95 % interval: how much of the prediction the "
+    "top pixels of a map carry",
+    "behind the best": "mean difference to the first row on common images, ± standard error; a question mark "
+    "means not significant",
+    "n": "images",
+    "class": "rank correlation of the maps of two classes; low if maps depend on the class",
+    "stability": "rank correlation of the maps of an image with and without slight noise",
+    "randomisation": "rank correlation with the maps of the same network with random weights; low if maps depend on "
+    "the weights",
+    "seconds": "median time of one map on this machine",
+    "passes": "images through the model for one map, forward and backward",
+}
+"""Columns of the table, and what stands in them."""
+_DIRECTIONS: dict[str, Direction] = {
+    "Ins-Del": "higher",
+    "behind the best": "lower",
+    "n": "neither",
+    "seconds": "lower",
+    "passes": "lower",
+}  # of what is no metric's own column
 _TOP = 3  # methods, and pictures, that the page shows side by side
 
 
@@ -92,25 +115,19 @@ class Recommendation:
         return self.folder / REPORT
 
     @property
-    def note(self) -> str:
-        """What stands under the table."""
-        return f"{self.model}; a question mark: these images cannot tell it from the best"
+    def legend(self) -> dict[str, str]:
+        """Columns as the table heads them, and what stands in each."""
+        return {_head(name): meaning for name, meaning in _LEGEND.items() if name in self._columns}
+
+    @property
+    def _columns(self) -> list[str]:
+        """Those of the legend that the table has."""
+        return [n for n in _LEGEND if n not in METRIC_OF or any(n in s.checks for s in self.standings)]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows, the best method first."""
-        checks = [name for name in METRIC_OF if any(name in s.checks for s in self.standings)]
-        heads = ["method", "Ins-Del, 95 % interval", "behind the best", "n", *checks, "seconds", "passes"]
-        return heads, [
-            [
-                s.method,
-                f"{s.mean:.3f} [{s.low:.3f}, {s.high:.3f}]",
-                s.distance,
-                str(s.n),
-                *(f"{s.checks[name]:.2f}" if name in s.checks else "–" for name in checks),
-                f"{s.seconds:.2g}",
-                f"{s.passes:.0f}",
-            ]
-            for s in self.standings
+        return ["method", *map(_head, self._columns)], [
+            [s.method, *(_entry(s, name) for name in self._columns)] for s in self.standings
         ]
 
     def agreement_text(self) -> str:
@@ -119,12 +136,15 @@ class Recommendation:
 
     def to_markdown(self) -> str:
         """Sentence, table, agreement and call."""
-        parts = [self.sentence, markdown_table(self.note, *self.table())]
+        parts = [self.sentence, markdown_table(self.model, *self.table())]
+        parts.append("\n".join(f"- {head}: {meaning}" for head, meaning in self.legend.items()))
         if self.agreement:
             parts.append(f"Rank agreement of the metrics: {self.agreement_text()}.")
         for what, methods in (("Ruled out", self.ruled_out), ("Not scored", self.left)):
             if methods:
-                parts.append(f"{what}: " + "; ".join(f"{method} ({why})" for method, why in methods.items()) + ".")
+                parts.append(
+                    "\n".join([f"{what}:", *(f"- {why}: {', '.join(own)}" for why, own in by_reason(methods))])
+                )
         return "\n\n".join([*parts, *([self.call] if self.call else [])])
 
     def as_dict(self) -> dict[str, Any]:
@@ -145,6 +165,34 @@ class Recommendation:
         }
 
 
+def _head(name: str) -> str:
+    """A column with the better direction."""
+    better = ARROWS[_DIRECTIONS.get(name) or directions()[METRIC_OF[name]]]
+    return f"{name} {better}".rstrip()
+
+
+def _entry(standing: Standing, name: str) -> str:
+    """What stands in a column for one method; no interval and no error where one image gives none."""
+    if name == "Ins-Del":
+        return f"{standing.mean:.3f}" + ("" if standing.n < 2 else f" [{standing.low:.3f}, {standing.high:.3f}]")
+    if name == "behind the best":
+        return _behind(standing)
+    if name in METRIC_OF:
+        return f"{standing.checks[name]:.2f}" if name in standing.checks else "–"
+    return {"n": str(standing.n), "seconds": f"{standing.seconds:.2g}", "passes": f"{standing.passes:.0f}"}[name]
+
+
+def _behind(standing: Standing) -> str:
+    if math.isnan(standing.behind):
+        return "–"
+    return f"{lag(standing)}{'' if standing.is_significant else ' ?'}"
+
+
+def by_reason(methods: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """Reasons, and the methods to which each applies."""
+    return [(why, [m for m, own in methods.items() if own == why]) for why in dict.fromkeys(methods.values())]
+
+
 def write_page(found: Recommendation) -> None:
     """Writes the answer as a page that needs nothing else, with pictures where the best methods disagree."""
     run, top = read_run(found.folder), [s.method for s in found.standings if not s.out][:_TOP]
@@ -162,7 +210,7 @@ def write_page(found: Recommendation) -> None:
         found=found,
         heads=heads,
         rows=rows,
-        note=found.note,
+        by_reason=by_reason,
         agreement=found.agreement_text(),
         examples=examples[:_TOP],
     )
@@ -174,11 +222,11 @@ def recommendation(folder: str | Path) -> Recommendation:
     folder = Path(folder)
     race = Race.read(folder)
     if race is None:
-        raise OutputError(f"{folder} is not the folder of a race; make one with: aha recommend")
+        raise OutputError(f"{folder} is not the folder of a race; create one with: aha recommend")
     standings = standings_of(own_group(folder, race), race)
     if not standings:
         reasons = "; ".join(f"{method}: {why}" for method, why in race.out.items())
-        raise OutputError(f"{folder}: no method could be scored ({reasons or 'the budget was spent before'})")
+        raise OutputError(f"{folder}: no method could be scored ({reasons or 'the budget ran out first'})")
     scored = {s.method for s in standings}
     left = {method: why for method, why in race.out.items() if method not in scored}
     return Recommendation(

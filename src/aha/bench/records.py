@@ -40,9 +40,11 @@ class Cell(TypedDict):
     found: list[Found]
     failures: list[Failed]
     version: str
-    made: NotRequired[float]  # seconds since 1970; earlier versions did not write it, nor the next two
+    made: NotRequired[float]  # seconds since 1970, for people; earlier versions did not write it, nor the next four
     content: NotRequired[str]  # digest of the picture
     state: NotRequired[str]  # digest of what the cells of all images depend on: method, metrics, version, ...
+    truth: NotRequired[dict[str, str]]  # digests of the boxes and mask, where a metric looks at them
+    saved: NotRequired[str]  # digest of the image's own maps, where they were made elsewhere
     seconds: NotRequired[float | None]
     forward: NotRequired[float | None]
     backward: NotRequired[float | None]

@@ -38,6 +38,7 @@ from aha.bench.tables import (
     by_confidence,
     example_classes,
     head_of,
+    headline,
     summary_tables,
     verdict,
 )
@@ -65,6 +66,7 @@ class Section:
     confidence: Breakdown | None
     classes: Breakdown | None
     examples: Sequence[Example]
+    example_metric: str
     failures: Sequence[tuple[str, str, str, int]]
     printed: Sequence[Printed]
 
@@ -104,7 +106,7 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
 def _section(run: Run, group: Group, save: Save) -> Section:
     title = f"{group.model}, {_titled(group.target_kind)}"
     anchor = re.sub(r"[^A-Za-z0-9]+", "-", f"{group.model}-{group.target_kind}-{group.digest[:6]}").strip("-").lower()
-    classes = by_class(group)
+    classes, chosen = by_class(group), headline(group)
     named = [(run.class_name(group.model, index), n, means) for index, n, means in example_classes(classes)]
     note = f"{len(named)} of {len(classes)} classes, those on which the methods differ most; all are in per_class.csv."
     return Section(
@@ -120,8 +122,9 @@ def _section(run: Run, group: Group, save: Save) -> Section:
             (m, mean_of(group.seconds[m]), mean_of(group.forward[m]), mean_of(group.backward[m])) for m in group.methods
         ],
         confidence=by_confidence(group),
-        classes=Breakdown("class", group.methods, named, note) if named else None,
+        classes=Breakdown("class", head_of(chosen[1]), group.methods, named, note) if named and chosen else None,
         examples=example_images(run, group),
+        example_metric=head_of(chosen[1]) if chosen else "",
         failures=_failures(group),
         printed=printed_beside(group, [plan["plan"] for plan in run.plans if group.is_of(plan)]),
     )
@@ -172,8 +175,8 @@ def _left_out(plans: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _breakable(method: str) -> Markup:
-    """A method's text that may go on in the next line where its parameters begin."""
-    return Markup(str(escape(method)).replace("(", "<wbr>("))
+    """A name that may go on in the next line behind an underscore, or where its parameters begin."""
+    return Markup(str(escape(method)).replace("(", "<wbr>(").replace("_", "_<wbr>"))
 
 
 def _number(value: float | None) -> str:

@@ -32,6 +32,7 @@ ENGINES = "engines.jsonl"
 """What ran the passes of each part of a run, where that was not the model itself: a ledger."""
 OLD_RECORD = "evaluation.json"
 """What earlier versions of `aha evaluate` wrote instead of plans and rows."""
+_ALL = ("float16", "float32")  # how plans ask for all maps
 _SYNC_SECONDS = 2.0
 _LOCK_SECONDS = 60.0  # processes that end together wait for each other
 
@@ -70,7 +71,7 @@ class BenchRun:
         work = check_plan(plan)
         check_writable(self.out)
         if (self.out / OLD_RECORD).is_file() and not (self.out / ROWS).is_dir():
-            raise OutputError(f"{self.out} holds scores of an earlier version, which can be read but not continued")
+            raise OutputError(f"{self.out} holds scores of an earlier version, which can be read but not resumed")
         self.model = load_planned(plan, device) if model is None else model
         self.work: Work = fitted(work, self.model, optional=plan.optional)
         earlier = read_plans_of(self.out)
@@ -216,7 +217,7 @@ class BenchRun:
         found = find_saved(self.plan.saved, self.subjects.images, self.plan.seed)
         both = {saved.name for saved in found} & {str(method) for method in self.work.methods}
         if both:
-            raise SpecError(f"{both.pop()} is both a method and saved maps; measure them in folders of their own")
+            raise SpecError(f"{both.pop()} is both a method and saved maps; measure them in separate folders")
         return found
 
     def _check_settings(self, earlier: Sequence[PlanEntry]) -> None:
@@ -227,12 +228,15 @@ class BenchRun:
 
     def _warn_of_lost_maps(self, earlier: Sequence[PlanEntry]) -> None:
         """Says so where maps are to be kept and what was measured before has none: finished cells stay as they are."""
-        wanted = {str(method) for method in self.work.methods} if self.plan.maps != "none" else set[str]()
-        without = [entry["methods"] for entry in earlier if entry["plan"].get("maps", "none") == "none"]
+        wanted = {str(method) for method in self.work.methods} if self.plan.maps in _ALL else set[str]()
+        without = [entry["methods"] for entry in earlier if entry["plan"].get("maps", "none") not in _ALL]
         lost = dict.fromkeys(method for methods in without for method in methods if method in wanted)
         if lost:
             names = ", ".join(lost)
-            warn(f"{self.out}: what was measured of {names} before kept no maps; choose another folder", AhaWarning)
+            warn(
+                f"{self.out}: earlier results of {names} did not keep all maps; choose another folder",
+                AhaWarning,
+            )
 
     def _own_images(self) -> list[BenchImage]:
         return [self.images[index] for index in parts_of(len(self.images), self._share)]

@@ -41,6 +41,7 @@ class Group:
         maps: image -> method -> (where its map is, class), of maps that were kept.
         pictures: image -> where its picture is.
         contents: image -> digest of its picture, where it was noted.
+        truths: image -> what is known of it -> digest, where it was noted.
     """
 
     model: str
@@ -55,6 +56,7 @@ class Group:
     pictures: dict[str, PicturePlace] = field(default_factory=dict)
     missing: int = 0
     contents: dict[str, str] = field(default_factory=dict)
+    truths: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
 
     def is_of(self, plan: PlanEntry) -> bool:
         """Is the plan for this model? CLIPs with other texts have the same weights."""
@@ -166,6 +168,7 @@ def _add(group: Group, cell: Cell) -> None:
             group.maps[image].setdefault(method, (found["map"], target))
     if "content" in cell:
         group.contents[image] = cell["content"]
+    group.truths[image] |= cell.get("truth", {}) | ({} if cell["label"] is None else {"label": str(cell["label"])})
     if picture := cell.get("picture"):
         group.pictures.setdefault(image, picture)
     scores.failures += [Failure(image, method, metric, reason) for metric, reason in cell["failures"]]
@@ -198,7 +201,7 @@ def merge_runs(folders: Sequence[str | Path], out: str | Path) -> int:
     for folder in sources:
         cells = read_cells(folder)
         if other := other_circumstance(found.values(), cells):
-            raise OutputError(f"{folder} has {other} than the runs before it; a mean over both would mean nothing")
+            raise OutputError(f"{folder} used {other}; it cannot be merged with the runs before it")
         for cell in cells:
             found.setdefault(cell["key"], _without_maps(cell))
     merge_cells(found.values(), plans, out)

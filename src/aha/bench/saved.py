@@ -66,7 +66,7 @@ class SavedMaps:
                 continue
             for saved, target in zip(own, targets, strict=True):
                 try:
-                    values = copied(saved.read()).float()
+                    values = copied(saved.read())
                 except MetricError as error:
                     failures.append(Failure(sample.name, self.name, "", str(error)))
                     continue

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Protocol, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from torchvision.transforms.functional import to_pil_image
 
 from aha.bench.cells import Cells, Measured
 from aha.bench.evaluate import Made, MethodSource, clean_pass, prepare, prepared, score_case
-from aha.bench.plan import KeepMaps
+from aha.bench.plan import FEW, KeepMaps
 from aha.bench.records import Cell, Curve, Found, MapPlace, PicturePlace
 from aha.bench.subjects import GRID, LoadedImage, Subjects
 from aha.bench.truth import labelled_samples
@@ -67,6 +68,11 @@ class Scoring:
     sink: Sink
     deliver: Callable[[list[Cell]], None]
     protocols: Sequence[Metrics]
+
+    @cached_property
+    def shown(self) -> set[str]:
+        """The pictures of which maps are kept where a plan asks for a few."""
+        return {image.id for image in self.subjects.images[:FEW]}
 
     def images(self, part: Sequence[BenchImage]) -> None:
         """Delivers all cells of the images that are missing."""
@@ -253,13 +259,16 @@ class _BatchScoring:
         return cell
 
     def _keep(self, case: Case, image: BenchImage) -> MapPlace | None:
-        if self.all_.maps == "none":
+        precision = self.all_.maps
+        if precision == "none" or (precision == "few" and image.id not in self.all_.shown):
             return None
         if image.id not in self.pictures:
             pixels = case.sample.pixels.clamp(0, 1).float().cpu()
             picture = to_pil_image(pixels if len(pixels) in (1, 3) else pixels.mean(dim=0, keepdim=True))
             self.pictures[image.id] = self.all_.sink.keep_picture(picture.convert("RGB"))
-        return self.all_.sink.keep_map(case.values.detach().cpu().float().numpy(), self.all_.maps)
+        return self.all_.sink.keep_map(
+            case.values.detach().cpu().float().numpy(), "float16" if precision == "few" else precision
+        )
 
     def _finish(self, row: int, task: _Task, cells: dict[tuple[int, str], Cell], failures: list[Failure]) -> None:
         """Delivers the cells of one image; a map that could not be made is a cell with a reason."""

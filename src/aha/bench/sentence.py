@@ -15,8 +15,8 @@ _DISPUTED = 0.7  # of all places, between a method's best and worst rank
 # What it means to be among the first by a metric, and among the last.
 _MEANING = {
     "faithfulness": (
-        "the pixels it puts first carry more of the prediction",
-        "the pixels it puts first carry less of the prediction",
+        "its top pixels carry more of the prediction",
+        "its top pixels carry less of the prediction",
     ),
     "class": ("its maps change more with the class", "its maps change less with the class"),
     "stability": ("its maps change less under noise", "its maps change more under noise"),
@@ -32,16 +32,16 @@ def sentence(standings: Sequence[Standing]) -> str:
     """What the standings, the best first, come to."""
     best, rest = standings[0], [s for s in standings[1:] if not s.out]
     if best.out:
-        return f"No method is left: of the best, {best.method}, {best.out}."
+        return f"No method is left; the best was {best.method}: {best.out}."
     if _family(best.method) == "baseline":
-        start = f"No method beats {best.method}, which knows nothing of the model, on {_images(best.n)}"
+        start = f"No method beats {best.method}, which ignores the model, on {_images(best.n)}"
     else:
         start = f"Use {best.method}"
-    parts = [start + _lead(best, rest[0] if rest else None)]
+    parts = [start + _lead(best, next((s for s in rest if s.common), None))]
     faster = [s for s in rest if s.seconds * _CHEAPER <= best.seconds and _family(s.method) != "baseline"]
     if faster:
         needed, instead = _time(_rounded_up(faster[0].seconds)), _time(best.seconds)
-        parts.append(f"{faster[0].method} if you need it under {needed} (where {best.method} takes {instead})")
+        parts.append(f"{faster[0].method} if you need a map in under {needed} ({best.method} takes {instead})")
     if disputed := _disputed(standings):
         parts.append(disputed)
     return "; ".join(parts) + "."
@@ -49,22 +49,28 @@ def sentence(standings: Sequence[Standing]) -> str:
 
 def _lead(best: Standing, following: Standing | None) -> str:
     if following is None:
-        return f": nothing else was scored, Ins-Del {best.mean:.3f} on {_images(best.n)}"
+        return f": no other method was scored on its images; Ins-Del {best.mean:.3f} on {_images(best.n)}"
     if not following.is_significant:
-        error = "" if math.isnan(following.behind_error) else f" ± {following.behind_error:.3f}"
+        known = "" if math.isnan(following.behind) else f" ({lag(following)} behind)"
         return (
-            f": Ins-Del {best.mean:.3f}, but {_images(following.common)} cannot tell it from {following.method} "
-            f"({following.behind:+.3f}{error})"
+            f": Ins-Del {best.mean:.3f}, but not significantly better than {following.method}{known} on "
+            f"{_images(following.common)}"
         )
     cost = ""
     if best.passes and following.passes / best.passes >= _CHEAPER:
-        cost = f", {following.passes / best.passes:.0f} times cheaper"
+        cost = f" and {following.passes / best.passes:.0f} times more expensive"
     elif following.passes and best.passes / following.passes >= _CHEAPER:
-        cost = f", {best.passes / following.passes:.0f} times more expensive"
+        cost = f", {best.passes / following.passes:.0f} times cheaper"
     return (
-        f": {-following.behind:+.3f} ± {following.behind_error:.3f} Ins-Del over {following.method}, the next{cost} "
+        f": {following.method}, the runner-up, is {lag(following)} Ins-Del behind{cost} "
         f"(n = {following.common}, p = {following.p:.2g})"
     )
+
+
+def lag(standing: Standing) -> str:
+    """How far a method is behind the best, with its error where there is one: the same text wherever it is told."""
+    error = "" if math.isnan(standing.behind_error) else f" ± {standing.behind_error:.3f}"
+    return f"{-standing.behind:.3f}{error}"
 
 
 def _images(count: int) -> str:
@@ -99,7 +105,7 @@ def _disputed(standings: Sequence[Standing]) -> str:
     method = disputed[0]
     high, low = (pick(ranks[method], key=lambda name: ranks[method][name]) for pick in (min, max))
     return (
-        f"the metrics disagree about {method}, because beside the others {_MEANING[high][0]} "
+        f"the metrics disagree about {method}: {_MEANING[high][0]} than other methods' do "
         f"({_beside_others(method, standings, high)}), but {_MEANING[low][1]} "
         f"({_beside_others(method, standings, low)})"
     )

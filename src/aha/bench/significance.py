@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
 from scipy.special import stdtr
 
 LEVEL = 0.05
+ROUNDING = 1e-9
+"""Differences that vary by no more than this share of themselves are equal."""
+
+K = TypeVar("K", bound=Hashable)
 
 
 def paired_p(differences: Sequence[float]) -> float:
-    """Two-sided p-value of Student's paired test; NaN for fewer than two differences."""
+    """Two-sided p-value of Student's paired test; NaN for fewer than two differences.
+
+    Equal differences have no variance from which Student's test could tell what chance does: they have the p-value of
+    the sign test, 2 to the power of 1 - n, so that three of them are no proof.
+    """
     n = len(differences)
     if n < 2:
         return math.nan
+    largest = max(abs(d) for d in differences)
+    if max(differences) - min(differences) <= ROUNDING * largest:
+        return 1.0 if largest == 0 else 2.0 ** (1 - n)
     mean = math.fsum(differences) / n
     variance = math.fsum((d - mean) ** 2 for d in differences) / (n - 1)
-    if variance == 0:
-        return 1.0 if mean == 0 else 0.0
     return student_tail(mean / math.sqrt(variance / n), n - 1)
 
 
@@ -27,11 +37,11 @@ def student_tail(t: float, freedom: int) -> float:
     return 2 * float(stdtr(freedom, -abs(t)))
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def holm(p_values: Mapping[K, float]) -> dict[K, float]:
     """Holm's correction for looking at several comparisons at once; NaN stays NaN."""
-    known = sorted((p, name) for name, p in p_values.items() if not math.isnan(p))
+    known = sorted((p for p in p_values.items() if not math.isnan(p[1])), key=lambda pair: pair[1])
     corrected, largest = dict(p_values), 0.0
-    for place, (p, name) in enumerate(known):
+    for place, (name, p) in enumerate(known):
         largest = max(largest, min(1.0, p * (len(known) - place)))
         corrected[name] = largest
     return corrected

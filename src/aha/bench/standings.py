@@ -10,10 +10,10 @@ from itertools import combinations
 import torch
 
 from aha.bench.race_record import Race
-from aha.bench.ranking import faithfulness, median, ranking
+from aha.bench.ranking import faithfulness, last_round, median, ranking
 from aha.bench.runs import Group
-from aha.bench.significance import LEVEL, holm, paired_p
-from aha.bench.tables import better, differences, values_by_image
+from aha.bench.significance import LEVEL
+from aha.bench.tables import against_best, better, values_by_image
 from aha.metrics.statistics import spearman
 from aha.results.score_table import summarise
 
@@ -34,9 +34,9 @@ class Standing:
     Attributes:
         n: images on which its faithfulness was measured.
         mean, low, high: Ins-Del and its 95 % interval.
-        common: images that the best was measured on too.
+        common: images that the best was measured on too; where there are none, it is not compared with the best.
         behind, behind_error: mean difference to the best on these, and its error; NaN for the best itself.
-        p: corrected p-value of that difference.
+        p: corrected p-value of that difference (`against_best`).
         seconds, passes: median time of a map, and images through the model for it.
         checks: sanity metrics by their short names, where the budget allowed them.
         out: why it left the race, if it did.
@@ -59,6 +59,8 @@ class Standing:
     @property
     def distance(self) -> str:
         """How far it is behind the best; a question mark where that may be chance, nothing for the best itself."""
+        if not self.common:
+            return "no image in common"
         if math.isnan(self.behind):
             return ""
         return f"{-self.behind:.3f} ± {self.behind_error:.3f}{'' if self.is_significant else ' ?'}"
@@ -77,14 +79,13 @@ def standings_of(group: Group, race: Race) -> list[Standing]:
     order = [*fits, *others]
     if not order:
         return []
-    best = values[order[0]]
-    gaps = {method: differences(values[method], best) for method in order[1:]}
-    p_values = holm({method: paired_p(gap) for method, gap in gaps.items()})
+    gaps = against_best(values, order, last_round(values, fits or others))
     checks = _checks(group)
     found = []
     for method in order:
         own = summarise(method, "", "", "", values_by_image(values[method]))
-        gap = summarise(method, "", "", "", gaps[method]) if gaps.get(method) else None
+        apart = gaps[method].differences if method in gaps else []
+        gap = summarise(method, "", "", "", apart) if apart else None
         cost = [median(costs.get(method, ())) for costs in (group.seconds, group.forward, group.backward)]
         found.append(
             Standing(
@@ -93,10 +94,10 @@ def standings_of(group: Group, race: Race) -> list[Standing]:
                 own.mean,
                 own.low,
                 own.high,
-                own.n if gap is None else gap.n,
+                len(apart) if method in gaps else own.n,
                 math.nan if gap is None else gap.mean,
                 math.nan if gap is None else gap.standard_error,
-                p_values.get(method, math.nan),
+                gaps[method].p if method in gaps else math.nan,
                 cost[0] or 0.0,
                 (cost[1] or 0.0) + (cost[2] or 0.0),
                 checks.get(method, {}),
@@ -122,7 +123,7 @@ def _checks(group: Group) -> dict[str, dict[str, float]]:
 def scores_by(standings: Sequence[Standing], name: str) -> dict[str, float]:
     """Method -> a number that is larger for the better."""
     if name == "faithfulness":
-        return {s.method: s.behind if not math.isnan(s.behind) else 0.0 for s in standings}
+        return {s.method: s.behind if not math.isnan(s.behind) else 0.0 for s in standings if s.common}
     if name == "cost":
         return {s.method: -s.passes for s in standings}
     sign = 1 if better(METRIC_OF[name]) == "higher" else -1

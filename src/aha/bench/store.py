@@ -23,6 +23,7 @@ from PIL import Image
 from aha.bench.records import Cell, MapPlace, PicturePlace, PlanEntry
 from aha.core.disk import result_key
 from aha.core.ledger import Appender, Ledger, Line, checksum, latest_keys, sound_lines
+from aha.core.pictures import read_image
 from aha.errors import OutputError
 
 PLANS, ROWS, MAPS = "plans.jsonl", "rows", "maps"
@@ -158,7 +159,8 @@ def current_keys(folder: Path) -> dict[str, str]:
 def read_cells(folder: Path) -> list[Cell]:
     """All cells of a run, each once, in an order that does not depend on how the work was shared.
 
-    Where pictures or methods have changed since, cells of their former state do not count any more.
+    Where pictures, their truth or methods have changed since, cells of their former state do not count any more. What
+    came later shows from the turns of the ledgers, since clocks may go back.
     """
     if not (folder / ROWS).is_dir():
         raise OutputError(f"{folder} is not the folder of a run")
@@ -169,30 +171,46 @@ def read_cells(folder: Path) -> list[Cell]:
         work = work_of(cell["model"], cell["digest"], cell["method"], cell["protocol"], cell["asked"], cell["image"])
         if work not in found or found[work][0] <= line.turn:
             found[work] = line.turn, cell
-    latest: dict[tuple[str, ...], tuple[float, str]] = {}
-    for _, cell in found.values():
-        for about, now in _circumstances(cell):
-            latest[about] = max(latest.get(about, (0.0, "")), (cell["made"], now))
-    return [cell for _, cell in found.values() if all(latest[about][1] == now for about, now in _circumstances(cell))]
+    latest: dict[Circumstance, tuple[int, str]] = {}
+    for turn, cell in found.values():
+        for about, now in _circumstances(cell).items():
+            latest[about] = max(latest.get(about, (0, "")), (turn, now))
+    return [c for _, c in found.values() if all(latest[about][1] == now for about, now in _circumstances(c).items())]
 
 
-def _circumstances(cell: Cell) -> list[tuple[tuple[str, ...], str]]:
-    """What a cell's numbers hang on beside its own work: its picture, and its method's state. Old cells do not say."""
-    if "made" not in cell:
-        return []
-    picture = (cell["model"], cell["digest"], cell["image"])  # mosaics are made for a model
-    return [(picture, cell["content"]), (tuple(cell[name] for name in _SHARED), cell["state"])]
+class Circumstance(NamedTuple):
+    """Something that the numbers of several cells hang on: what it is, for people, and of which model, image, ..."""
+
+    what: str
+    of: tuple[str, ...]
+
+
+def _circumstances(cell: Cell) -> dict[Circumstance, str]:
+    """What a cell's numbers hang on beside its own work, and its state; what old cells do not say is left out."""
+    image = (cell["model"], cell["digest"], cell["image"])  # mosaics are made for a model
+    name, method = cell["image"], cell["method"]
+    words = {"boxes": "different boxes", "mask": "a different mask"}
+    found = {
+        Circumstance(f"{words[w]} for {name}", image): now for w, now in cell.get("truth", {}).items() if w in words
+    }
+    if cell["label"] is not None:
+        found[Circumstance(f"a different label for {name}", image)] = str(cell["label"])
+    if "content" in cell:
+        found[Circumstance(f"a different image {name}", image)] = cell["content"]
+    if "state" in cell:
+        found[Circumstance(f"a different version of {method}", tuple(cell[part] for part in _SHARED))] = cell["state"]
+    if "saved" in cell:
+        found[Circumstance(f"different maps by {method} for {name}", image)] = cell["saved"]
+    return found
 
 
 def other_circumstance(cells: Iterable[Cell], others: Iterable[Cell]) -> str:
-    """A picture of the same name, or a method, that is not the same in two runs; empty if there is none."""
-    known = {about: now for cell in cells for about, now in _circumstances(cell)}
-    for cell in others:
-        for about, now in _circumstances(cell):
-            if known.get(about, now) != now:
-                is_picture = len(about) < len(_SHARED)
-                return f"another picture {cell['image']}" if is_picture else f"another state of {cell['method']}"
-    return ""
+    """A picture, its truth, a method or its maps, that are not the same in two runs; empty if there is none."""
+    known = {about: now for cell in cells for about, now in _circumstances(cell).items()}
+    different = (
+        about.what for cell in others for about, now in _circumstances(cell).items() if known.get(about, now) != now
+    )
+    return next(different, "")
 
 
 def merge_cells(cells: Iterable[Cell], plans: Iterable[PlanEntry], out: Path) -> None:
@@ -262,7 +280,7 @@ def read_map(folder: Path, where: MapPlace) -> NDArray[np.float32]:
 
 def read_picture(folder: Path, where: PicturePlace) -> Image.Image:
     """The picture that `Store.keep_picture` stored."""
-    return Image.open(io.BytesIO(_stretch(folder, *where))).convert("RGB")
+    return read_image(_stretch(folder, *where))
 
 
 def _stretch(folder: Path, name: str, offset: int, length: int, check: str = "") -> bytes:

@@ -80,7 +80,7 @@ class Subjects:
         def picture(index: int) -> tuple[Image.Image, int]:
             image = self.images[index]
             assert image.label is not None
-            return read_image(image.read()), image.label
+            return read_image(image.content()), image.label
 
         pictures = Lazy(len(self.images), picture)
         for index in parts_of(len(self._mosaics), share):
@@ -92,7 +92,7 @@ class Subjects:
 
     def read(self, image: BenchImage) -> LoadedImage:
         """Reads an image or a mosaic and makes the model's input of it."""
-        content = image.read()
+        content = image.content()
         if isinstance(content, Mosaic):
             inputs = content.inputs(self._model)
             geometry = Geometry.identity((inputs.shape[-2], inputs.shape[-1]))
@@ -106,12 +106,7 @@ class Subjects:
         """Masks, boxes and cells of images that have been read; masks are read when they are asked for."""
 
         def mask(index: int) -> NDArray[Any]:
-            read = loaded[index].image.mask
-            assert read is not None
-            try:
-                return read()
-            except (OSError, ValueError, KeyError) as error:
-                raise MetricError(f"cannot read the mask of {loaded[index].image.id}: {error}") from None
+            return loaded[index].image.true_mask()
 
         if self.are_mosaics:
             return Truth(None, None, [r.cells or {} for r in loaded])
@@ -147,7 +142,7 @@ class Subjects:
             check_truth(protocols, Truth([()] if self._has_masks else None, [()] if self._has_boxes else None))
             return
         if not all("grid" in protocol.needs for protocol in protocols):
-            raise MetricError("grid protocols score mosaics made of the images; give them a plan of their own")
+            raise MetricError("grid protocols score mosaics made from the images; put them in a separate plan")
         if len(self.images) < _MOSAIC_SIDE**2 or any(image.label is None for image in self.images):
             raise MetricError(f"mosaics need at least {_MOSAIC_SIDE**2} images, all of them with labels")
 

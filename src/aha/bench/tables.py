@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
+from typing import NamedTuple
 
 from aha.bench.runs import Column, Group
 from aha.bench.significance import LEVEL, holm, paired_p
@@ -30,7 +31,8 @@ class Entry:
 
     Attributes:
         rank: 1 for the best of its column, 0 where there is no better and worse.
-        p: corrected p-value of the paired comparison with the best; NaN for the best itself.
+        p: corrected p-value of the paired comparison with the best (`against_best`); NaN for the best itself.
+        common: images that the best has too.
     """
 
     mean: float
@@ -38,6 +40,7 @@ class Entry:
     n: int
     rank: int
     p: float
+    common: int = 0
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -47,8 +50,8 @@ class Entry:
 
     @property
     def is_top(self) -> bool:
-        """It is the best, or these images do not suffice to tell it from the best."""
-        return self.rank == 1 or (self.rank > 1 and not self.p < LEVEL)
+        """It is the best, or the images that both have do not suffice to tell it from the best."""
+        return self.rank == 1 or (self.rank > 1 and self.common > 0 and not self.p < LEVEL)
 
 
 @dataclass(frozen=True)
@@ -139,10 +142,10 @@ def _entries(column: Column, values: Mapping[str, Mapping[tuple[str, int], float
     sign = 1 if direction == "higher" else -1
     most = max((found.n for found in means.values()), default=0)
     # Means of few of the images may be those of easy ones: they stand behind.
-    order = sorted(means, key=lambda method: (2 * means[method].n <= most, -sign * means[method].mean))
+    few = {method for method, found in means.items() if 2 * found.n <= most}
+    order = sorted(means, key=lambda method: (method in few, -sign * means[method].mean))
     rivals = [method for method in order if not is_oracle(method)] or order  # an oracle competes with nobody
-    best = values[rivals[0]]
-    p_values = holm({method: paired_p(differences(values[method], best)) for method in rivals[1:]})
+    gaps = against_best(values, rivals, {method for method in rivals if method not in few})
     places = {method: place for place, method in enumerate(rivals, start=1)}
     return {
         method: Entry(
@@ -150,10 +153,35 @@ def _entries(column: Column, values: Mapping[str, Mapping[tuple[str, int], float
             means[method].standard_error,
             means[method].n,
             places.get(method, 0),
-            p_values.get(method, math.nan),
+            gaps[method].p if method in gaps else math.nan,
+            len(gaps[method].differences) if method in gaps else 0,
         )
         for method in order
     }
+
+
+class Gap(NamedTuple):
+    """How far a method is from the best, image by image, and the corrected p-value of that."""
+
+    differences: list[float]
+    p: float
+
+
+def against_best(
+    values: Mapping[str, Mapping[tuple[str, int], float]], order: Sequence[str], candidates: Collection[str]
+) -> dict[str, Gap]:
+    """Method -> its gap to the first of the `order`, for all others.
+
+    Which of the `candidates` is the best was found from the same images, and so any pair of them might have been looked
+    at: Holm's correction counts them all, beside the comparisons of the best with everybody else.
+    """
+    best, *others = order
+    gaps = {method: differences(values[method], values[best]) for method in others}
+    p_values = {(best, method): paired_p(gap) for method, gap in gaps.items()}
+    rivals = [method for method in others if method in candidates]
+    p_values |= {(a, b): paired_p(differences(values[a], values[b])) for a, b in combinations(rivals, 2)}
+    corrected = holm(p_values)
+    return {method: Gap(gap, corrected[best, method]) for method, gap in gaps.items()}
 
 
 def differences(ours: Mapping[tuple[str, int], float], theirs: Mapping[tuple[str, int], float]) -> list[float]:
@@ -184,7 +212,8 @@ class Verdict:
 
     Attributes:
         tied: methods that these images cannot tell from the best.
-        others: number of all other methods.
+        apart: methods that have no image in common with it.
+        others: number of all other methods that have.
     """
 
     head: str
@@ -192,6 +221,7 @@ class Verdict:
     mean: float
     error: float
     tied: Sequence[str]
+    apart: Sequence[str]
     others: int
 
 
@@ -205,14 +235,17 @@ def verdict(group: Group) -> Verdict | None:
         return None
     best = next(method for method, entry in entries.items() if entry.rank == 1)
     tied = [method for method, entry in entries.items() if entry.is_top and method != best]
-    return Verdict(head_of(chosen[1]), best, entries[best].mean, entries[best].error, tied, len(entries) - 1)
+    apart = [method for method, entry in entries.items() if not entry.common and method != best]
+    others = len(entries) - 1 - len(apart)
+    return Verdict(head_of(chosen[1]), best, entries[best].mean, entries[best].error, tied, apart, others)
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The headline's mean for each part of the images."""
+    """The mean of a metric, the headline, for each part of the images."""
 
     title: str
+    metric: str
     heads: Sequence[str]
     rows: Sequence[tuple[str, int, Sequence[float | None]]]
     note: str = ""
@@ -228,7 +261,7 @@ def by_confidence(group: Group) -> Breakdown | None:
         inside = {n for n, fact in group.facts.items() if low <= fact.score < high or (high == 1.0 == fact.score)}
         if inside:
             rows.append((f"{low:.1f} to {high:.1f}", len(inside), _means(values, group.methods, inside)))
-    return Breakdown("model's score of the class", group.methods, rows)
+    return Breakdown("model's score of the class", head_of(chosen[1]), group.methods, rows)
 
 
 def by_class(group: Group) -> list[tuple[int, int, Sequence[float | None]]]:

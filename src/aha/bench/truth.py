@@ -77,7 +77,12 @@ def _mask(
 
 def copied(values: Any) -> Tensor:
     """A tensor of our own from a tensor, array, picture or list."""
-    return values.detach().cpu().clone() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+    if isinstance(values, Tensor):
+        return values.detach().cpu().clone()
+    try:
+        return torch.from_numpy(np.array(values))
+    except (TypeError, ValueError):
+        raise MetricError(f"a {type(values).__name__} without numbers is not a map, mask or box") from None
 
 
 def _boxes(boxes: Sequence[Any] | None, index: int, geometry: Geometry, name: str) -> Tensor | None:
@@ -85,7 +90,10 @@ def _boxes(boxes: Sequence[Any] | None, index: int, geometry: Geometry, name: st
         return None
     if index >= len(boxes):
         raise MetricError(f"{len(boxes)} lists of boxes are too few; {name} has none")
-    found = copied(boxes[index]).double().reshape(-1, 4)
+    found = copied(boxes[index]).double()
+    if found.numel() and (found.dim() == 0 or found.shape[-1] != 4):
+        raise MetricError(f"{name}: boxes are lists of (x0, y0, x1, y1), not of shape {tuple(found.shape)}")
+    found = found.reshape(-1, 4)
     return geometry.boxes_to_model(found)
 
 
