@@ -82,6 +82,25 @@ def test_a_bad_file_gets_one_line(page: Any) -> None:
     assert "not a picture" in page.text_content("#message")
 
 
+def test_each_bad_file_among_several_is_named(page: Any) -> None:
+    bad = [
+        {"name": name, "mimeType": "image/png", "buffer": b"no picture at all"} for name in ("first.png", "last.png")
+    ]
+    text = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"words"}
+    page.set_input_files(
+        "#file", [bad[0], {"name": "good.png", "mimeType": "image/png", "buffer": png(5)}, text, bad[1]]
+    )
+    eventually(page, lambda: "last.png" in page.inner_text("#message"))
+    told = page.inner_text("#message")
+    assert "first.png:" in told and "notes.txt: not a picture" in told and "good.png" not in told
+
+
+def test_the_scrubber_starts_with_blur(page: Any) -> None:
+    """With black, random pixels take the probability away as fast as any map does."""
+    open_picture(page)
+    assert page.input_value("#reference") == "blur"
+
+
 def test_another_class_gives_another_map(page: Any) -> None:
     open_picture(page, methods=4)
     before = map_keys(page)
@@ -172,6 +191,7 @@ def test_opacity_colours_sign_and_mask(page: Any) -> None:
 
 def test_the_scrubber_moves_picture_and_marker_together(page: Any) -> None:
     open_picture(page, methods=4)
+    page.locator("#reference").select_option("black")
     page.mouse.move(2, 2)
     marker = page.locator("#plot circle").first
     places, heights = [], []

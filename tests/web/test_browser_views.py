@@ -119,7 +119,7 @@ def test_a_link_restores_the_view(page: Any) -> None:
     set_slider(page, "#scrub", 330)
     until(page, "document.querySelectorAll('#by option').length === 4")
     page.locator("#by").select_option("2")
-    page.locator("#reference").select_option("blur")
+    page.locator("#reference").select_option("mean")
     page.locator("#mode").select_option("mask")
     page.locator(".tile > canvas").first.press("+")
     page.locator("#share").click()
@@ -131,7 +131,7 @@ def test_a_link_restores_the_view(page: Any) -> None:
     assert other.get_attribute("#classes .pick[aria-pressed=true]", "title") == chosen
     assert [other.input_value(f"#{name}") for name in ("scrub", "reference", "mode", "by")] == [
         "330",
-        "blur",
+        "mean",
         "mask",
         "2",
     ]

@@ -38,7 +38,7 @@ def test_about_names_models_methods_and_examples(client: TestClient) -> None:
     assert model["name"] == MODEL
     texts = [method["text"] for method in model["methods"]]
     assert "grad_cam" in texts
-    assert "aha" not in texts  # no explainer belongs to random weights
+    assert "aha" not in texts  # served without its explainers
     assert set(model["suggested"]) <= {"grad_cam", "integrated_gradients(steps=20)", "smooth(gradient)"}
     assert about["examples"] == ["example 100", "example 101"]
     assert [run["model"] for run in about["runs"]] == [MODEL]

@@ -12,6 +12,7 @@ import pytest
 from asking import ADDRESS, asked, finished, png, upload
 from starlette.testclient import TestClient
 
+from aha.cli.serve import _by_model
 from aha.errors import ModelError, OutputError
 from aha.learned.explainer import Explainer
 from aha.learned.settings import Design
@@ -69,7 +70,8 @@ def test_refinement_step_by_step(settings: Settings, explainer: Path) -> None:
     with TestClient(make_app(settings), base_url=ADDRESS) as client:
         (model,) = client.get("/api/about").json()["models"]
         method = model["methods"][0]["text"]
-        assert model["explainers"] == [str(explainer)] and method.startswith("aha(") and model["suggested"][0] == method
+        assert model["explainers"] == [str(explainer), ""]
+        assert method.startswith("aha(") and model["suggested"][0] == method
         picture = upload(client, png(4))
         found = asked(client, "/api/refinements", picture=picture, model=MODEL, target=3, rounds=2)
         assert [step["step"] for step in found["steps"]] == [0, 1, 2]
@@ -124,6 +126,16 @@ def test_the_command_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gal
     assert served.is_set() and "http://127.0.0.1:8642/ " in result.stdout
     result = run("serve", *options, "--host", "0.0.0.0")
     assert "/?token=" in result.stdout
+
+
+def test_weights_find_their_model() -> None:
+    """In order, or by name: the second model's alone could not be given."""
+    one, other = "timm:test_resnet", "timm:test_vit"
+    assert _by_model([one, other], [f"{other}=b.safetensors"]) == [None, Path("b.safetensors")]
+    assert _by_model([one, other], ["a", "b"]) == [Path("a"), Path("b")]
+    assert _by_model([one, other], [f"{one}=a", "b"]) == [Path("a"), Path("b")]
+    assert _by_model([], ["a"]) == [Path("a")] and _by_model([one], []) == []
+    assert len(_by_model([one], ["a", "b"])) == 2, "one too many is refused later"
 
 
 @pytest.mark.parametrize(

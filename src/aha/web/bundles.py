@@ -78,7 +78,7 @@ def bundle(bench: Workbench, keys: Sequence[str]) -> bytes:
         (folder / _SNIPPET).write_text(_snippet(bench, records), encoding="utf-8")
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as target:
             for file in sorted(folder.rglob("*")):
-                if file.is_file():
+                if file.is_file() and not file.name.startswith("."):  # locks of those who wrote it
                     target.write(file, file.relative_to(folder))
     return archive.getvalue()
 

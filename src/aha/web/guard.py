@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
+import re
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlencode
 
@@ -30,6 +31,7 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 _LONGEST_TARGET = 8192
+_HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@]*))(?::[0-9]*)?")
 MOST_AT_ONCE = 256  # requests that are being answered
 
 
@@ -92,6 +94,9 @@ class Guard:
             return 414, "the address is too long", {}
         if b"%00" in scope.get("raw_path", b"") + scope["query_string"] or "\0" in scope["path"]:
             return 400, "the address holds a NUL, which no name has", {}
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # Where the body ends is then a matter of opinion, and what is behind it could be taken for a request.
+            return 400, "a request has a content length or a transfer encoding, not both", {"connection": "close"}
         host = headers.get("host", "")
         if not self._token and not is_loopback(_without_port(host)):
             return 421, "this server answers to localhost only", {}
@@ -128,9 +133,9 @@ async def _answer(send: Send, status: int, line: str, headers: dict[str, str] | 
 
 
 def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    """The name or address in a `Host` header; empty where there is more in it than that and a port."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else found[1] or found[2]
 
 
 def _cookie(header: str) -> str:

@@ -73,7 +73,7 @@ class Job:
         if not self.owners:
             raise Cancelled
         if time.monotonic() > self.deadline:
-            raise AhaError("this took too long and was stopped; choose fewer steps or samples")
+            raise AhaError("stopped: this took too long; choose fewer steps or samples")
 
     def report(self, share: float) -> None:
         """Called by the work itself: this share of it is done; a moment at which it may end."""

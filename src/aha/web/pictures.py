@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,12 @@ from aha.errors import ImageError
 from aha.models import TargetModel
 from aha.models.preprocessing import Geometry
 from aha.web.payloads import PictureRecord, Window
+from aha.web.reading import HERE, Asker, Readers
 from aha.web.store import Store
 
 MAX_UPLOAD = 32 * 2**20
 MAX_PIXELS = 50_000_000
+MAX_SLOW_PIXELS = 12_500_000  # of JPEG 2000, which then takes two seconds
 _KEPT_PIXELS = 60_000_000  # of decoded pictures in memory
 _LONGEST_NAME = 120
 _THUMBNAIL, _SMALL_THUMBNAIL = 512, 320  # pixels of the longer side
@@ -57,9 +60,10 @@ class Pictures:
         self._store = store
         self.examples = list(examples)
         self._folders = [folder.resolve() for folder in folders]
-        # One thread for all whole pictures: each may take hundreds of megabytes, and of what many threads allocate and
-        # free by turns, each would keep some room for itself.
-        self._reader = ThreadPoolExecutor(1, "aha pictures")
+        # Few threads for all whole pictures: each may take hundreds of megabytes, and of what many threads allocate and
+        # free by turns, each would keep some room for itself. What is here already does not wait for what arrives.
+        self._arrivals, self._views = Readers(2, "aha arrivals"), Readers(1, "aha pictures")
+        self._lock = threading.Lock()
         self._decoded: OrderedDict[str, Image.Image] = OrderedDict()
 
     def add(self, content: bytes, name: str) -> PictureRecord:
@@ -68,15 +72,13 @@ class Pictures:
         Raises:
             ImageError: It is no picture, or too large.
         """
-        key = hashlib.blake2b(content, digest_size=16).hexdigest()
-        if (known := self._store.find("pictures", key)) is not None:
-            return known
-        width, height = self._reader.submit(self._take_in, key, content).result()
-        record: PictureRecord = {"key": key, "name": _shown_name(name), "width": width, "height": height}
-        self._store.put("pictures", key, record, {"bin": content})
-        return record
+        return self.arriving(lambda: content, name).result()
 
-    def add_listed(self, path: Path) -> PictureRecord:
+    def arriving(self, content: Callable[[], bytes], name: str, asker: Asker = HERE) -> Future[PictureRecord]:
+        """The record of a picture of a visitor's, whose content is asked for when its turn comes."""
+        return self._arrivals.ask(lambda: self._take_in(content(), name), asker)
+
+    def add_listed(self, path: Path, asker: Asker = HERE) -> Future[PictureRecord]:
         """Takes a file that a run lists as a picture: who names the run offers its pictures, wherever they lie.
 
         One that is not where it was is looked for in the named folders, by its path and by its name.
@@ -88,14 +90,15 @@ class Pictures:
         found = next((one for one in tries if one.is_file()), None)
         if found is None:
             raise ImageError(f"{path} is no longer there; start with --images FOLDER to say where its pictures are")
-        return self.add(_content(found), path.name)
+        return self.arriving(lambda: _content(found), path.name, asker)
 
-    def open_example(self, number: int) -> PictureRecord:
+    def open_example(self, number: int, asker: Asker = HERE) -> Future[PictureRecord]:
         """Takes an example as a picture."""
         if not 0 <= number < len(self.examples):
             raise ImageError(f"there is no example {number}; there are {len(self.examples)}")
         example = self.examples[number]
-        return self.add(_content(_real(example)), example.path.name)
+        path = _real(example)
+        return self.arriving(lambda: _content(path), example.path.name, asker)
 
     def record(self, key: str) -> PictureRecord:
         """Name and size of a picture."""
@@ -103,46 +106,62 @@ class Pictures:
 
     def image(self, key: str) -> Image.Image:
         """The picture itself, decoded."""
-        return self._reader.submit(self._image, key).result()
+        return self._views.ask(lambda: self._image(key)).result()
 
-    def thumbnail(self, key: str) -> bytes:
+    def thumbnail(self, key: str, asker: Asker = HERE) -> Future[bytes]:
         """The whole picture, small, as a JPEG."""
-        return self._reader.submit(lambda: thumbnail(self._image(key))).result()
+        return self._views.ask(lambda: thumbnail(self._image(key)), asker)
 
-    def example_thumbnail(self, number: int) -> bytes:
+    def example_thumbnail(self, number: int, asker: Asker = HERE) -> Future[bytes]:
         """An example, smaller still."""
         path = _real(self.examples[number])
-        return self._reader.submit(lambda: thumbnail(read_image(path, MAX_PIXELS), _SMALL_THUMBNAIL)).result()
+        return self._views.ask(lambda: thumbnail(_decoded(path), _SMALL_THUMBNAIL), asker)
 
-    def prepared(self, key: str, model: TargetModel) -> tuple[Tensor, Geometry]:
+    def prepared(self, key: str, model: TargetModel, asker: Asker = HERE) -> Future[tuple[Tensor, Geometry]]:
         """The picture as a model's input (1, C, H, W), and where that lies in it."""
-        inputs, geometry = self._reader.submit(lambda: model.stated_preprocessing()(self._image(key))).result()
-        return inputs[None], geometry
+
+        def prepare() -> tuple[Tensor, Geometry]:
+            inputs, geometry = model.stated_preprocessing()(self._image(key))
+            return inputs[None], geometry
+
+        return self._views.ask(prepare, asker)
 
     def batch(self, key: str, model: TargetModel) -> Batch:
         """The picture as a batch of one for a model. It holds the whole picture: for jobs, of which few run at once."""
-        inputs, geometry = self.prepared(key, model)
+        inputs, geometry = self.prepared(key, model).result()
         drawn_on = model.stated_preprocessing().drawn_on(self.image(key), inputs[0])
         return Batch(inputs, [Subject(self.record(key)["name"], drawn_on, geometry)])
 
-    # In the reader's thread
+    # In the readers' threads
 
-    def _take_in(self, key: str, content: bytes) -> tuple[int, int]:
-        image = read_image(content, MAX_PIXELS)
+    def _take_in(self, content: bytes, name: str) -> PictureRecord:
+        key = hashlib.blake2b(content, digest_size=16).hexdigest()
+        if (known := self._store.find("pictures", key)) is not None:
+            return known
+        image = _decoded(content)
+        record: PictureRecord = {"key": key, "name": _shown_name(name), "width": image.width, "height": image.height}
+        self._store.put("pictures", key, record, {"bin": content})
         self._keep(key, image)
-        return image.size
+        return record
 
     def _image(self, key: str) -> Image.Image:
-        if key not in self._decoded:
-            self._keep(key, read_image(self._store.content("pictures", key, "bin"), MAX_PIXELS))
-        self._decoded.move_to_end(key)
-        return self._decoded[key]
+        with self._lock:
+            if key in self._decoded:
+                self._decoded.move_to_end(key)
+                return self._decoded[key]
+        return self._keep(key, _decoded(self._store.content("pictures", key, "bin")))
 
-    def _keep(self, key: str, image: Image.Image) -> None:
+    def _keep(self, key: str, image: Image.Image) -> Image.Image:
         image.info.clear()  # comments and profiles of the file, which Pillow would write into others
-        self._decoded[key] = image
-        while len(self._decoded) > 1 and sum(i.width * i.height for i in self._decoded.values()) > _KEPT_PIXELS:
-            self._decoded.popitem(last=False)
+        with self._lock:
+            self._decoded[key] = image
+            while len(self._decoded) > 1 and sum(i.width * i.height for i in self._decoded.values()) > _KEPT_PIXELS:
+                self._decoded.popitem(last=False)
+        return image
+
+
+def _decoded(source: Path | bytes) -> Image.Image:
+    return read_image(source, MAX_PIXELS, MAX_SLOW_PIXELS)
 
 
 def find_examples(folders: Iterable[Path], most: int = 500) -> list[Example]:

@@ -12,10 +12,13 @@ from typing import Any
 
 from aha.core.spec import Spec
 from aha.errors import SpecError
+from aha.learned.library import UNIVERSAL
 from aha.methods import Method, load_method
 from aha.methods.aha import AHA
 from aha.methods.cost import Cost
 from aha.models import TargetModel
+from aha.perturb.filling import Inpainted
+from aha.perturb.rearranged import Neighbours
 from aha.perturb.references import (
     Black,
     Blur,
@@ -88,9 +91,11 @@ def specs_in(spec: Spec) -> Iterator[tuple[Spec, int]]:
 def _check(spec: Spec, explainers: Collection[str], depth: int) -> None:
     if depth > _DEEPEST:
         raise SpecError(f"the explorer allows methods inside methods, {_DEEPEST} deep at most")
-    if isinstance(spec, ReferenceImage):
-        raise SpecError("the explorer reads no files that a method names")
-    if isinstance(spec, AHA) and spec.explainer not in ("", *explainers):
+    if isinstance(spec, ReferenceImage | Neighbours):
+        raise SpecError("the explorer does not read files that a method names")
+    if isinstance(spec, Inpainted):
+        raise SpecError("inpainted takes too long for the explorer; imputed is quicker")
+    if isinstance(spec, AHA) and spec.explainer not in ("", UNIVERSAL, *explainers):
         raise SpecError("the explorer knows only explainers that were named when it was started: --explainer FOLDER")
     for field in fields(spec):
         for value in _flat(getattr(spec, field.name)):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from starlette.responses import Response
 
 from aha.core.checks import JSON, Range, checked
 from aha.errors import AhaError, SpecError
+from aha.web.reading import Asker
 
 MAX_JSON = 64 * 2**10
 SECONDS_BETWEEN_PARTS = 10.0  # of a body that is arriving
@@ -156,6 +158,30 @@ def owner_of(request: Request) -> str:
     """Which visitor asks: a text that the page makes up, so that one does not cancel what another waits for."""
     owner = request.headers.get("x-aha-visitor", "")
     return owner if _OWNER.fullmatch(owner) else "anybody"
+
+
+def asker_of(request: Request) -> Asker:
+    """Who waits for a picture: the address, which cannot be made up, and the visitor there."""
+    return Asker(request.client.host if request.client else "", owner_of(request))
+
+
+async def unless_gone(request: Request, answer: Future[T]) -> T:
+    """Waits for an answer as long as the client does; work that nobody waits for is taken back."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    leaving, found = asyncio.ensure_future(gone()), asyncio.wrap_future(answer)
+    either: set[asyncio.Future[Any]] = {leaving, found}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not found.done():
+            raise Refused(400, "the client has left")
+        return found.result()
+    finally:
+        found.cancel()
+        leaving.cancel()
 
 
 def number(text: str) -> int:

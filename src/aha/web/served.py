@@ -40,7 +40,7 @@ class Served:
         """A method that visitors may use and that fits the model."""
         method = allowed_method(text, [one.explainer for one in self.explainers])
         if isinstance(method, AHA) and not method.explainer and not self.explainers:
-            raise ModelError(f"no explainer belongs to {self.name}; start with --explainer FOLDER, or train one")
+            raise ModelError(f"AHA cannot read {self.name}: it has no gradients or no spatial layers")
         check_fit(method, self.model)
         check_budget(method, self.model, self.model.stated_preprocessing().size)
         return method

@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 import uvicorn
+from platformdirs import user_cache_path
 
 from aha.demo import MODEL, PHOTOGRAPHS, photographs
 from aha.errors import MissingExtra, ModelError, OutputError, SpecError
 from aha.learned.explainer import Explainer
-from aha.learned.library import cache_folder, explainer_folder, load_explainer
+from aha.learned.library import load_explainer
 from aha.methods.aha import AHA
+from aha.methods.base import first_fitting
 from aha.models import TargetModel, load_model
 from aha.web.app import create_app
 from aha.web.connections import Connection
@@ -42,7 +44,7 @@ class Settings:
 
     Attributes:
         models: spec texts; the demo's model if there are none.
-        weights: files for the models, in their order.
+        weights: files for the models, in their order; None for one that has its own.
         pretrained: False gives random weights, for trying things out.
         explainers: folders of trained explainers.
         runs: folders of finished evaluations and benchmarks.
@@ -51,7 +53,7 @@ class Settings:
     """
 
     models: Sequence[str] = ()
-    weights: Sequence[Path] = ()
+    weights: Sequence[Path | None] = ()
     pretrained: bool = True
     explainers: Sequence[Path] = ()
     runs: Sequence[Path] = ()
@@ -65,7 +67,7 @@ def make_app(settings: Settings, *, token: str = "", report: Callable[[str], Non
     """Everything that can be wrong is found here, before the first visitor."""
     runs = [run for folder in settings.runs for run in read_runs(folder)]
     examples = find_examples(settings.images) if settings.images else _demo_examples()
-    store = Store(settings.cache or cache_folder().parent / "explorer")
+    store = Store(settings.cache or user_cache_path("aha", appauthor=False) / "explorer")
     folders = [*settings.images, *settings.runs]
     served = _with_explainers(_load(settings), settings.explainers)
     jobs = Jobs(report=report)
@@ -123,7 +125,7 @@ def _load(settings: Settings) -> list[Served]:
     served = []
     for place, name in enumerate(names):
         options: dict[str, Any] = {}
-        if place < len(settings.weights):
+        if place < len(settings.weights) and settings.weights[place] is not None:
             options["weights"] = str(settings.weights[place])
         elif not settings.pretrained:
             options["pretrained"] = False
@@ -134,12 +136,12 @@ def _load(settings: Settings) -> list[Served]:
 
 
 def _with_explainers(served: Sequence[Served], folders: Sequence[Path]) -> list[Served]:
-    """Each model with the explainers that were trained for it, named ones first."""
+    """Each model with the explainers that can read it, named ones first."""
     named = {folder: load_explainer(str(folder), torch.device("cpu")) for folder in folders}
     result = []
     for one in served:
         own = [AHA(explainer=str(folder)) for folder, found in named.items() if _belongs(found, one.model)]
-        own += [AHA()] * (explainer_folder(one.model) is not None)
+        own += [AHA()] if first_fitting(["aha"], one.model) else []
         result.append(Served(one.name, one.model, one.options, own))
     used = {method.explainer for one in result for method in one.explainers}
     for folder in folders:

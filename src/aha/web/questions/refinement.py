@@ -36,7 +36,7 @@ def ask_refinement(
     protocol = curve_protocol([allowed_reference(text) for text in ("black", "mean", "blur")], STEPS)
     learned = base.fingerprint(served.model)
     # How long a step and its curves take, in forward passes; a backward pass takes about twice as long as one.
-    config = RefinementConfig()
+    config = RefinementConfig.of(explainer_of(served.model, base.explainer))
     drawing, measuring = 3 * config.cost, 2 * STEPS * len(protocol.references)
     both = drawing + measuring
     key = bench.key_of(served, "refinement", picture, learned, target, rounds, protocol.in_full())

@@ -88,7 +88,7 @@ def _describe(served: Served) -> ModelAbout:
     height, width = model.stated_preprocessing().size
     methods = [_method(name, name) for name in list_methods(model) if name not in ("aha", Var.name)]
     wrapped = [_method("smooth(gradient)", "smooth")]
-    learned = [_method(str(one), "aha") for one in served.explainers]
+    learned = [_method(str(one), "aha", f" Explainer: {one.facts(model)['explainer']}.") for one in served.explainers]
     known = {method["text"] for method in methods}
     suggested = [text for text in SUGGESTED if text.partition("(")[0] in known]
     return {
@@ -105,5 +105,5 @@ def _describe(served: Served) -> ModelAbout:
     }
 
 
-def _method(text: str, name: str) -> MethodAbout:
-    return {"text": text, "family": METHODS[name].family, "summary": first_line(METHODS[name])}
+def _method(text: str, name: str, more: str = "") -> MethodAbout:
+    return {"text": text, "family": METHODS[name].family, "summary": first_line(METHODS[name]) + more}

@@ -7,11 +7,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from torch import Tensor
 
+from aha.models import TargetModel
+from aha.models.preprocessing import Geometry
 from aha.web import pictures as limits
 from aha.web.pictures import as_png, model_view, seen_window
 from aha.web.policy import allowed_reference
-from aha.web.requests import Refused, Room, answer, binary, body_of, number
+from aha.web.requests import Refused, Room, answer, asker_of, binary, body_of, number, unless_gone
 from aha.web.workbench import Workbench
 
 _ARRIVING = 8  # uploads of the largest size that fit into memory at once, or many more that are smaller
@@ -28,42 +31,52 @@ def picture_routes(bench: Workbench) -> list[Route]:
         if not (kind.startswith("image/") or kind == "application/octet-stream"):
             raise Refused(415, "send the file itself, as image/... or application/octet-stream")
         async with body_of(request, limits.MAX_UPLOAD, room) as content:
-            return answer(await run_in_threadpool(pictures.add, content, request.query_params.get("name", "")), 201)
+            name = request.query_params.get("name", "")
+            record = await unless_gone(request, pictures.arriving(lambda: content, name, asker_of(request)))
+        return answer(record, 201)
+
+    async def prepared(request: Request) -> tuple[Tensor, Geometry, TargetModel]:
+        model = bench.model(request.query_params.get("model", "")).model
+        reading = pictures.prepared(request.path_params["key"], model, asker_of(request))
+        return *(await unless_gone(request, reading)), model
 
     def record(request: Request) -> Response:
         return answer(pictures.record(request.path_params["key"]))
 
-    def whole(request: Request) -> Response:
-        return binary(pictures.thumbnail(request.path_params["key"]), "image/jpeg", lasting=True)
+    async def whole(request: Request) -> Response:
+        reading = pictures.thumbnail(request.path_params["key"], asker_of(request))
+        return binary(await unless_gone(request, reading), "image/jpeg", lasting=True)
 
-    def window(request: Request) -> Response:
+    async def window(request: Request) -> Response:
         """Which part of it the model sees."""
-        model = bench.model(request.query_params.get("model", "")).model
-        _, geometry = pictures.prepared(request.path_params["key"], model)
+        _, geometry, _ = await prepared(request)
         return answer(seen_window(geometry))
 
-    def seen(request: Request) -> Response:
+    async def seen(request: Request) -> Response:
         """What the model sees of it."""
-        model = bench.model(request.query_params.get("model", "")).model
-        inputs, _ = pictures.prepared(request.path_params["key"], model)
-        return binary(as_png(model_view(inputs, model)), "image/png")
+        inputs, _, model = await prepared(request)
+        return binary(await run_in_threadpool(lambda: as_png(model_view(inputs, model))), "image/png")
 
-    def reference(request: Request) -> Response:
+    async def reference(request: Request) -> Response:
         """What stands in for its removed pixels."""
-        model = bench.model(request.query_params.get("model", "")).model
         chosen = allowed_reference(request.query_params.get("reference", ""))
-        inputs, _ = pictures.prepared(request.path_params["key"], model)
-        blank = chosen(model, model_view(inputs, model)[None], torch.zeros(1, dtype=torch.int64))[0]
-        return binary(as_png(blank), "image/png")
+        inputs, _, model = await prepared(request)
 
-    def example_thumbnail(request: Request) -> Response:
+        def drawn() -> bytes:
+            return as_png(chosen(model, model_view(inputs, model)[None], torch.zeros(1, dtype=torch.int64))[0])
+
+        return binary(await run_in_threadpool(drawn), "image/png")
+
+    async def example_thumbnail(request: Request) -> Response:
         place = number(request.path_params["number"])
         if place >= len(pictures.examples):
             raise Refused(404, "there is no such example")
-        return binary(pictures.example_thumbnail(place), "image/jpeg")
+        reading = pictures.example_thumbnail(place, asker_of(request))
+        return binary(await unless_gone(request, reading), "image/jpeg")
 
-    def open_example(request: Request) -> Response:
-        return answer(pictures.open_example(number(request.path_params["number"])), 201)
+    async def open_example(request: Request) -> Response:
+        reading = pictures.open_example(number(request.path_params["number"]), asker_of(request))
+        return answer(await unless_gone(request, reading), 201)
 
     return [
         Route("/api/pictures", upload, methods=["POST"]),

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from aha.web.requests import Fields, Refused, answer, binary, number
+from aha.web.requests import Fields, Refused, answer, asker_of, binary, number, unless_gone
 from aha.web.runs import Run
 from aha.web.workbench import Workbench
 
@@ -54,7 +54,8 @@ def run_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
         run, fields = chosen(request), await Fields.of(request)
         image = fields.take("image", str)
         fields.end()
-        return answer(await run_in_threadpool(lambda: bench.pictures.add_listed(run.picture(image))), 201)
+        reading = await run_in_threadpool(lambda: bench.pictures.add_listed(run.picture(image), asker_of(request)))
+        return answer(await unless_gone(request, reading), 201)
 
     return [
         Route("/api/runs/{number}", overview, methods=["GET"]),

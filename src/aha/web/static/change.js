@@ -12,7 +12,7 @@ const AGAINST = "blur";
 
 export class Change {
   constructor() {
-    this.canvas = make("canvas", { id: "change-view", width: 448, height: 448, tabIndex: 0, "aria-label": "The picture without what speaks for the first class" });
+    this.canvas = make("canvas", { id: "change-view", width: 448, height: 448, tabIndex: 0, "aria-label": "The image without the evidence for the first class" });
     this.reading = make("p", { class: "reading", id: "change-reading", "aria-live": "polite" });
     this.sentence = make("p", { id: "change-sentence" });
     this.status = make("div", { id: "change-status" });
@@ -64,9 +64,9 @@ export class Change {
       { isProbability: this.found.is_probability, label: `share of pixels for ${first.label} that are gone` });
     this.legend.replaceChildren(...[first, second].map((one, i) => make("span", { class: `c${i}` }, one.label)));
     this.sentence.textContent = place === null
-      ? `However many of the pixels for ${first.label} go, ${second.label} never gets ahead.`
-      : `Without the ${Math.round(100 * fractions[place])} % of pixels that speak most for ${first.label} rather than ${second.label}, ${second.label} is ahead, ${show(scores[1][place], 3)} against ${show(scores[0][place], 3)}`
-        + (says === second.label ? ", and is what the model says." : `; the model then says ${says}.`);
+      ? `${second.label} never overtakes ${first.label}, however many of its pixels are removed.`
+      : `Without the ${Math.round(100 * fractions[place])} % of pixels with the strongest evidence for ${first.label} rather than ${second.label}, ${second.label} is ahead, ${show(scores[1][place], 3)} against ${show(scores[0][place], 3)}`
+        + (says === second.label ? ", and is what the model says." : `; the prediction is then ${says}.`);
     this.move(fractions[place ?? Math.min(2, fractions.length - 1)]);
   }
 

@@ -29,7 +29,7 @@ function build() {
   };
   $("contrast").classList.add("panel");
   $("contrast").replaceChildren(
-    make("p", { class: "note" }, "Classes compete for every place of the picture (VAR). “Why not?” beside a class sets it against the one that the model says; tick more to compare several."),
+    make("p", { class: "note" }, "Classes compete for every pixel (VAR). “Why not?” next to a class contrasts it with the predicted class; tick more to compare several."),
     make("div", { class: "row wrap" }, make("label", {}, "Method ", method), make("label", {}, "Why ", parts.first), make("label", {}, "rather than ", parts.second)),
     parts.classes, parts.status, parts.legend,
     make("div", { class: "tiles" }, parts.rather.element, parts.instead.element, parts.winners.element), parts.change.element);

@@ -76,7 +76,7 @@ function build(about) {
   const tools = parts.tools.map((radio, i) => make("label", {}, radio, ["Brush away", "Bring back"][i]));
   $("paint").classList.add("panel");
   $("paint").replaceChildren(
-    make("p", { class: "note" }, "Brush pixels away and see what the model says to the rest. Which of them does it really need?"), parts.reading,
+    make("p", { class: "note" }, "Brush pixels away and watch the prediction. Which pixels does the model need?"), parts.reading,
     make("div", { class: "scrubber" }, make("div", { class: "scrub-picture" }, canvas), make("div", { class: "scrub-side" },
       make("div", { class: "row wrap" }, make("fieldset", { class: "switch" }, make("legend", { class: "away" }, "Brush"), ...tools),
         make("label", {}, "against ", parts.reference)),

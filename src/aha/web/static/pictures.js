@@ -19,16 +19,18 @@ export async function take(files) {
   const given = [...files]; // now: an input's list is emptied when it is used again
   await session.ready;
   if (!session.about) return;
-  const wanted = given.filter((file) => !file.type || file.type.startsWith("image/") || given.length === 1);
+  const isPicture = (file) => !file.type || file.type.startsWith("image/") || given.length === 1;
+  const wanted = given.filter(isPicture);
   if (!wanted.length) {
     say("there is no picture among these files");
     return;
   }
+  const failed = given.filter((file) => !isPicture(file)).map((file) => `${file.name}: not a picture`);
   if (wanted.length > MOST_AT_ONCE) say(`${wanted.length} pictures; the first ${MOST_AT_ONCE} are taken`, { calm: true });
   let first = null;
   for (const file of wanted.slice(0, MOST_AT_ONCE)) {
     if (file.size > session.about.max_upload) {
-      say(`${file.name} is larger than ${session.about.max_upload / 2 ** 20} MB`);
+      failed.push(`${file.name}: larger than ${session.about.max_upload / 2 ** 20} MB`);
       continue;
     }
     try {
@@ -36,8 +38,9 @@ export async function take(files) {
       first ??= record;
       keep(record);
       if (first === record) { say(""); openPicture(record); }
-    } catch (error) { say(error.message); }
+    } catch (error) { failed.push(`${file.name}: ${error.message}`); }
   }
+  if (failed.length) say(failed.join("; ")); // at the end, when no picture that could be read takes it away
 }
 
 export function exampleButton(number, ...caption) {

@@ -38,7 +38,7 @@ export function open(about, model) {
   if (!parts) build(about);
   const has = model.explainers.length > 0;
   parts.note.textContent = has
-    ? "A trained explainer draws its map in one look. A few gradient steps, for this picture alone, sharpen it."
+    ? "A trained explainer draws its map in a single pass. A few gradient steps on this image refine it."
     : `No explainer belongs to ${model.name}. Train one with "aha train", and start with --explainer FOLDER.`;
   parts.start.hidden = !has || !state.picture;
   parts.result.hidden = !steps.length;

@@ -10,7 +10,7 @@ export function start(told, opener) {
   [about, openPicture] = [told, opener];
   $("runs").classList.add("panel");
   if (!about.runs.length) {
-    $("runs").replaceChildren(make("p", { class: "note" }, "No runs are on offer. Measure with “aha evaluate … --out RUN” or “aha bench … --out RUN” and start with --run RUN."));
+    $("runs").replaceChildren(make("p", { class: "note" }, "No runs to show. Measure with “aha evaluate … --out RUN” or “aha bench … --out RUN” and start with --run RUN."));
   }
 }
 

@@ -6,7 +6,7 @@ export const MOST_METHODS = 8;
 export const state = {
   tab: "compare", model: "", other: "", picture: "", target: null, rivals: [], methods: [],
   mode: "overlay", opacity: 0.75, top: 20, cmap: "", signed: "auto",
-  kind: "delete", by: 0, reference: "black", share: 0.1,
+  kind: "delete", by: 0, reference: "blur", share: 0.1,
   step: 0, rule: "grad_cam", zoom: 1, x: 0.5, y: 0.5,
 };
 

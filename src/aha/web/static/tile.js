@@ -104,7 +104,7 @@ export class Tile {
 
   /** No work under way; a flat map is still worth a word. */
   calm() {
-    const line = this.map?.flat ? [make("span", { class: "failed" }, "This map is flat: it tells no pixel from another.")] : [];
+    const line = this.map?.flat ? [make("span", { class: "failed" }, "This map is flat: all pixels have the same value.")] : [];
     this.face.status.replaceChildren(...line);
   }
 
