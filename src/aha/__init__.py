@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aha.methods import Method, list_methods, load_method
     from aha.models import TargetModel, load_model
     from aha.results.explanation import Explanation
+    from aha.results.explanations import Explanations
     from aha.results.score_table import Scores
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ __all__ = [
     "AhaWarning",
     "Explainer",
     "Explanation",
+    "Explanations",
     "Method",
     "Scores",
     "TargetModel",
@@ -41,6 +43,7 @@ __all__ = [
 _HOMES = {
     "Explainer": "aha.learned.explainer",
     "Explanation": "aha.results.explanation",
+    "Explanations": "aha.results.explanations",
     "Method": "aha.methods",
     "Scores": "aha.results.score_table",
     "TargetModel": "aha.models",

@@ -7,14 +7,14 @@ and call it with a `Batch` of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from aha.core.interrupts import interrupts_wait
 from aha.core.progress import Listener, in_parts, part
@@ -22,14 +22,18 @@ from aha.core.progress_line import shown
 from aha.data.batches import Batch, Images, count_images, iter_batches
 from aha.data.targets import Target, most_classes, resolve_targets
 from aha.errors import ImageError, MapWarning, ModelError, SpecError, warn
-from aha.methods import Method, check_fit, load_method
+from aha.learned.explainer import Explainer
+from aha.methods import Method, check_fit, default_method, load_method
+from aha.methods.aha import AHA
 from aha.methods.machinery.distribution import Distribution
 from aha.methods.var import Var
 from aha.metrics import Sample
-from aha.models import TargetModel, load_model, loads_its_model
+from aha.models import AnyModel, TargetModel, load_model, loads_its_model
 from aha.models.memory import Chunks
+from aha.models.scores import are_usable
 from aha.results.cards import CardMaker
 from aha.results.explanation import Explanation
+from aha.results.explanations import Explanations
 
 UPSAMPLING = "bilinear"  # ranks, and so metrics, depend on it: it is part of every manifest
 
@@ -39,9 +43,9 @@ Methods = list[str] | list[Method] | list[str | Method] | tuple[str | Method, ..
 
 @overload
 def explain(
-    model: TargetModel | str | nn.Module,
+    model: AnyModel,
     images: Images,
-    method: str | Method = ...,
+    method: str | Method | Explainer | None = ...,
     target: Target = ...,
     *,
     labels: Sequence[int] | Tensor | None = ...,
@@ -53,7 +57,7 @@ def explain(
 ) -> Explanation: ...
 @overload
 def explain(
-    model: TargetModel | str | nn.Module,
+    model: AnyModel,
     images: Images,
     method: Methods,
     target: Target = ...,
@@ -64,12 +68,12 @@ def explain(
     card: bool = ...,
     oracle: str | Method | None = ...,
     progress: Listener | bool | None = ...,
-) -> dict[str, Explanation]: ...
+) -> Explanations: ...
 @loads_its_model
 def explain(
-    model: TargetModel | str | nn.Module,
+    model: AnyModel,
     images: Images,
-    method: str | Method | Methods = "grad_cam",
+    method: str | Method | Explainer | Methods | None = None,
     target: Target = "top1",
     *,
     labels: Sequence[int] | Tensor | None = None,
@@ -78,47 +82,64 @@ def explain(
     card: bool = False,
     oracle: str | Method | None = None,
     progress: Listener | bool | None = None,
-) -> Explanation | dict[str, Explanation]:
-    """Which pixels speak for a class.
+) -> Explanation | Explanations:
+    """Which pixels are evidence for a class.
 
     Args:
         model: from `aha.load_model`, or what that accepts.
-        images: a path, folder, PIL image, array (H, W[, 3]) of uint8 or of floats in [0, 1], uint8 tensor
-            ([B,] C, H, W), a list of these, or model inputs that are normalised already: a float tensor
-            ([B,] C, H, W), a DataLoader of them, or a `Batch` from `aha.data.batches`. A torch Dataset may hold
-            pictures or inputs, with labels or without.
-        method: text such as `"integrated_gradients(steps=50)"`, or a method; or a list of them.
-        target: `"top1"`, `"top5"`, `"label"`, a class index or name, one of them per image, or several per image.
+        images: a path, folder, PIL image, array (H, W[, 3]) of uint8 or of floats in [0, 1], uint8 tensor ([B,] C, H,
+            W), a list of these, or normalised model inputs: a float tensor ([B,] C, H, W), a DataLoader of them, or a
+            `Batch` from `aha.data.batches`. A torch Dataset may hold images or inputs, with or without labels.
+        method: text such as `"integrated_gradients(steps=50)"`, a method, or an explainer from `aha.train`; or a list
+            of them. `aha` by default; if it cannot read the model, another one that fits, with a warning.
+        target: `"top1"`, `"top5"`, `"label"`, a class index or name, or a list with one entry per image: its class, or
+            a list of its classes. `[3, 5]` are two images, `[[3, 5]]` two classes of one.
         labels: true classes, for `target="label"`.
-        seed: fills the seed of methods that draw random numbers and do not set their own.
-        batch_size: most maps computed at once; the model's own by default, halved when memory runs out.
-        card: also measure how far each map can be trusted (`Explanation.cards`): deletion and insertion curves beside
-            those of random, centred and edge maps, for some hundred forward passes per map.
-        oracle: with `card`, a search such as `"search(budget=600)"`: each card then also says how much of what is
-            possible the map reaches (`Card.headroom`).
-        progress: a function that is called again and again with the share of the work that is done, from 0 to 1;
-            it may raise to stop the work. By default a line with the time left, where a terminal or a notebook shows
-            it; False for silence.
+        seed: random seed of methods that do not set their own.
+        batch_size: maximum number of maps computed at once; the model's own by default, halved if memory runs out.
+        card: also measure how far each map can be trusted (`Explanation.cards`): deletion and insertion curves next to
+            those of random, centred and edge maps, at a few hundred forward passes per map.
+        oracle: with `card`, a search such as `"search(budget=600)"`: each card then also says how much of the best
+            found score the map reaches (`Card.headroom`).
+        progress: a function that is called repeatedly with the completed share, from 0 to 1; it may raise to stop the
+            work. By default a line shows the time left, in a terminal or a notebook; False turns it off.
 
     Returns:
-        One map per image and class; see `Explanation`. For a list of methods, an explanation for each, by its text.
+        One map per image and class; see `Explanation`. For a list of methods, one explanation per method, which can be
+        drawn as one figure; see `Explanations`.
     """
     options = {"labels": labels, "seed": seed, "batch_size": batch_size, "card": card, "oracle": oracle}
     with interrupts_wait(), shown(progress, "explaining"):
-        if isinstance(method, str | Method):
-            return _explain(load_model(model), images, load_method(method), target, options)
+        if method is None or isinstance(method, str | Method | Explainer):
+            return _explain(load_model(model), images, method, target, options)
+        if not isinstance(method, Iterable):
+            raise SpecError(f"a method is a text such as 'grad_cam' or a Method, not {method!r}")
         # All are read and checked before the first of them works.
-        loaded, methods = load_model(model), [load_method(each) for each in method]
+        loaded, methods = load_model(model), [_method(each) for each in method]
         if not methods:
             raise SpecError("an empty list of methods; name at least one")
         if loaded.preprocessing is not None:
             for each in methods:
                 check_fit(each, loaded)
-        return {str(each): _explain(loaded, images, each, target, options) for each in in_parts(methods)}
+        found = {str(each): _explain(loaded, images, each, target, options) for each in in_parts(methods)}
+        return Explanations(found)
+
+
+def _method(given: str | Method | Explainer) -> Method:
+    """A method by its text, or an explainer that was trained or loaded, as the method that draws its maps."""
+    if not isinstance(given, Explainer):
+        return load_method(given)
+    if not given.source:
+        raise SpecError("this explainer is in memory only: explainer.save_pretrained(FOLDER), then \"aha('FOLDER')\"")
+    return AHA(explainer=given.source)
 
 
 def _explain(
-    model: TargetModel, images: Images, method: Method, target: Target, options: Mapping[str, Any]
+    model: TargetModel,
+    images: Images,
+    method: str | Method | Explainer | None,
+    target: Target,
+    options: Mapping[str, Any],
 ) -> Explanation:
     parts = list(explain_batches(model, images, method, target, **options))
     if not parts:
@@ -130,9 +151,9 @@ def _explain(
 
 @loads_its_model
 def explain_batches(
-    model: TargetModel | str | nn.Module,
+    model: AnyModel,
     images: Images,
-    method: str | Method = "grad_cam",
+    method: str | Method | Explainer | None = None,
     target: Target = "top1",
     *,
     labels: Sequence[int] | Tensor | None = None,
@@ -142,20 +163,22 @@ def explain_batches(
     oracle: str | Method | None = None,
     on_error: Callable[[str, ImageError], None] | None = None,
 ) -> Iterator[Explanation]:
-    """`explain`, one batch at a time: memory stays flat however many images there are.
+    """`explain`, one batch at a time: memory does not grow with the number of images.
 
-    With `on_error`, pictures that cannot be read are reported to it and left out.
+    With `on_error`, images that cannot be read are reported to it and skipped.
     """
-    model, method = load_model(model), load_method(method)
-    if model.preprocessing is not None:
-        check_fit(method, model)  # before any picture is read
+    model, chosen = load_model(model), None if method is None else _method(method)
+    if model.preprocessing is not None:  # before any picture is read
+        chosen = chosen or default_method(model)
+        check_fit(chosen, model)
     # The model's own chunks remember, from call to call, what fitted into memory.
     chunks = model.chunks if batch_size is None else Chunks(batch_size)
     total, first = count_images(images), 0
     for batch in iter_batches(model, images, chunks.size, labels, on_error):
         end = first + len(batch.inputs)
         with part(first, end, total) if total else nullcontext():
-            explanation = _explain_batch(model, batch, method, target, seed, chunks, first, total)
+            chosen = chosen or default_method(model, batch.inputs.shape[1:])
+            explanation = _explain_batch(model, batch, chosen, target, seed, chunks, first, total)
             if card:
                 explanation = with_cards(model, batch, explanation, CardMaker(model, seed=seed, oracle=oracle))
         yield explanation
@@ -204,6 +227,7 @@ def _explain_batch(
             "precision": model.precision,
             **model.engine_facts,
             "input_size": list(size),
+            **method.facts(model, inputs.shape[1:]),
         },
         digest=model.digest,
         distribution=[distribution.resized(size) for distribution in found],
@@ -252,7 +276,7 @@ class _BatchWork:
             with self.model.keeping(self.inputs[part], captures) as outputs:
                 return self.run(outputs, part)
 
-        each = most_classes(self.target, self.total)
+        each = most_classes(self.target)
         images = Chunks(max(1, self.chunks.size // each))
         parts = images.run(work, len(self.inputs))
         self.chunks.size = min(self.chunks.size, images.size * each)  # what did not fit will not fit the next time
@@ -331,11 +355,13 @@ def _warn_of_unusable(explanation: Explanation, outputs: Tensor) -> None:
             overflow = "the model's outputs are not finite, for example half-precision overflow"
             cause = overflow if not logits.isfinite().all() else "the method divided by zero or overflowed"
             problem = "has values that are not finite"
+        elif not bool(are_usable(logits)):
+            problem, cause = "means nothing", "some of the model's outputs are NaN or infinite"
         elif values.min() == values.max():
             zero = "no positive evidence, or a gradient that is zero everywhere"
             cause = zero if values.max() == 0 else "every place got the same value"
             problem = f"is flat at {float(values.max()):.3g}"
         else:
             continue
-        name, target = explanation.subjects[index].name, int(explanation.targets[index])
-        warn(f"{explanation.method} of {name} for class {target} {problem}: {cause}", MapWarning)
+        name, label = explanation.subjects[index].name, explanation.labels[index]
+        warn(f"{explanation.method} of {name} for {label} {problem}: {cause}", MapWarning)

@@ -26,6 +26,7 @@ _HOMES: dict[Kind, tuple[str, str]] = {
     "method": ("aha.methods", "METHODS"),
     "metric": ("aha.metrics", "METRICS"),
     "protocol": ("aha.metrics.protocols", "PROTOCOLS"),
+    "reference": ("aha.perturb.references", "REFERENCES"),
     "score": ("aha.models.scores", "SCORES"),
     "model source": ("aha.models.sources", "SOURCES"),
 }
@@ -125,6 +126,23 @@ def protocols() -> list[Entry]:
             {"metrics": [metric.in_full() for metric in protocol.metrics]},
         )
         for protocol in found
+    ]
+
+
+def references() -> list[Entry]:
+    """All references: what stands in for removed pixels."""
+    known = _registry("reference")
+    return [
+        Entry(
+            cls.name,
+            "reference",
+            summary=first_line(cls),
+            details={
+                "parameters": {parameter.name: _default(parameter) for parameter in fields(cls)},
+                "usage": _usage(fields(cls)),
+            },
+        )
+        for cls in (known[name] for name in known)
     ]
 
 

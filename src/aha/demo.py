@@ -1,4 +1,4 @@
-"""The demo: real photographs, a real ImageNet network and several methods, offline, in a minute or two."""
+"""The demo: real photographs, a real ImageNet network and several methods, offline, in a minute."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from PIL import Image
-
 from aha.api import explain
-from aha.core.disk import check_writable, write_atomically
-from aha.data.batches import Subject, iter_batches
-from aha.drawing import render
+from aha.core.disk import check_writable
+from aha.data.batches import iter_batches
 from aha.errors import MissingExtra, OutputError
 from aha.metrics import Sample
 from aha.metrics.ins_del import InsDel
 from aha.models import load_model
+from aha.perturb.references import Blur, Mean
 from aha.results import gallery
 from aha.results.cards import Card, CardMaker
 from aha.results.explanation import Explanation
+from aha.results.explanations import Explanations
 from aha.results.folder import MANIFEST
 
 MODEL = "demo:efficientnet_lite0"
@@ -36,17 +35,21 @@ PHOTOGRAPHS = {
 }
 """Files that scikit-image carries in its package, so that nothing is downloaded, and what they show."""
 
+EXPLAINED = tuple(PHOTOGRAPHS)[:4]
+"""Those of the demo itself; the explorer offers all."""
+
 METHODS = {
-    "grad_cam": "Where the deepest feature maps speak for the class. Coarse and calm: the usual first look.",
-    "aha": "A small network, trained once for this model, draws what Deletion and Insertion will find: one look.",
-    "aha(refine=3)": "The same after three gradient steps for this picture and class: slower, and more faithful.",
-    "integrated_gradients(steps=20)": "What each pixel adds to the score (red) or takes from it (blue) on the way from "
-    "plain grey to the picture.",
-    "edge_map": "A control: edges of the picture, without a look at the model. A map that resembles it proves nothing.",
+    "grad_cam": "Evidence for the class in the deepest feature maps. Coarse and smooth: the usual first map.",
+    "aha": "A small network, trained once for this model on what Deletion and Insertion measure: one pass each way.",
+    "aha('universal')": "The universal explainer, which works on any classifier without training.",
+    "aha(refine=3)": "AHA after three gradient steps for this image and class: slower, and more faithful.",
+    "integrated_gradients(steps=20)": "What each pixel adds to the score (red) or removes (blue) on the path from "
+    "plain grey to the image.",
+    "edge_map": "A baseline: edges of the image, ignoring the model. A map that resembles it proves nothing.",
 }
 """Methods of the demo, and how to read each of them."""
 
-PROTOCOL = InsDel(steps=10)  # coarse: the demo shall take a minute
+PROTOCOL = InsDel(steps=8, references=(Mean(), Blur()))  # coarse: the demo shall take a minute
 TARGET = "top2"  # the top class and its closest rival
 INDEX, SHEET = "index.html", "sheet.jpg"
 _SHEET_CELL = 176
@@ -73,7 +76,7 @@ def photographs(names: Iterable[str] = PHOTOGRAPHS) -> list[Path]:
 def run_demo(
     out: str | Path,
     *,
-    names: Iterable[str] = PHOTOGRAPHS,
+    names: Iterable[str] = EXPLAINED,
     methods: Mapping[str, str] = METHODS,
     seed: int = 0,
     device: str | None = None,
@@ -141,13 +144,13 @@ def _snippet(methods: Iterable[str], out: Path, seed: int, batch_size: int) -> s
     listed = "".join(f"    {json.dumps(method)},\n" for method in methods)
     return (
         "import aha\n"
-        "from aha.demo import photographs\n"
+        "from aha.demo import EXPLAINED, photographs\n"
         "\n"
         f'model = aha.load_model("{MODEL}", batch_size={batch_size})\n'
         f"methods = [\n{listed}]\n"
         "for method in methods:\n"
         "    maps = aha.explain(\n"
-        f'        model, photographs(), method, "{TARGET}", seed={seed}\n'
+        f'        model, photographs(EXPLAINED), method, "{TARGET}", seed={seed}\n'
         "    )\n"
         f"    maps.save({json.dumps(out.as_posix())})\n"
     )
@@ -155,19 +158,5 @@ def _snippet(methods: Iterable[str], out: Path, seed: int, batch_size: int) -> s
 
 def _write_sheet(rows: Sequence[Sequence[Explanation]], path: Path) -> None:
     """A small overview of the top classes: the photograph, then one overlay per method."""
-    pictures = [[_seen(row[0].subjects[0]), *map(gallery.overlay, row)] for row in rows]
-    sheet = render.contact_sheet(
-        [[_small(picture) for picture in row] for row in pictures],
-        row_labels=[row[0].caption(0) for row in rows],
-        column_labels=["photograph", *(explanation.method for explanation in rows[0])],
-    )
-    write_atomically(path, lambda file: sheet.save(file, format="JPEG", quality=85, optimize=True))
-
-
-def _seen(subject: Subject) -> Image.Image:
-    return subject.image.crop(gallery.window(subject))
-
-
-def _small(picture: Image.Image) -> Image.Image:
-    height = round(picture.height * _SHEET_CELL / picture.width)
-    return picture.resize((_SHEET_CELL, height), Image.Resampling.LANCZOS)
+    columns = ([explanation[0] for explanation in column] for column in zip(*rows, strict=True))
+    Explanations({column[0].method: Explanation.join(column) for column in columns}).save(path, width=_SHEET_CELL)

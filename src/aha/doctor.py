@@ -137,9 +137,9 @@ def check_demo() -> str:
     weakest[:, order[:count]] = 0
     hidden = torch.stack([strongest, weakest]).view(2, *inputs.shape)
     without_strong, without_weak = model.scores(hidden, explanation.targets.expand(2)).tolist()
-    found = f"{without_strong:.2f} without its strongest {_PERCENT} %, {without_weak:.2f} without its weakest"
+    found = f"{without_strong:.2f} without the strongest {_PERCENT} %, {without_weak:.2f} without the weakest"
     if not without_strong < without_weak:
-        raise AhaError(f"grad_cam points at the wrong places: {_ANSWER} is {found}")
+        raise AhaError(f"grad_cam highlights the wrong pixels: {_ANSWER} is {found}")
     return f"{explanation.caption(0)}; {found}"
 
 

@@ -26,7 +26,8 @@ from aha.errors import ImageError, ModelError, OutputError, TargetError
 from aha.methods import Method, check_fit
 from aha.methods.base import in_one_pass
 from aha.models import NOTHING, TargetModel
-from aha.results.folder import ResultFolder, ResultItem
+from aha.results.folder import MapRecord, ResultFolder, ResultItem
+from aha.results.index_page import write_index
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def folder_beside(data: str) -> Path:
     """Where results go by default: beside the picture, or the folder of pictures."""
     place = Path(data)
     if not place.exists():
-        raise OutputError(f"say where the results of {data} go: --out FOLDER")
+        raise OutputError(f"name a folder for the results of {data}: --out FOLDER")
     place = place.resolve()
     return place.with_name(f"{place.stem if place.is_file() else place.name}-aha")
 
@@ -51,7 +52,7 @@ def check_apart(data: Sequence[str], out: Path) -> None:
     for text in data:
         path = Path(text).absolute()
         if path.is_dir() and out.absolute() in (path, *path.parents):
-            raise OutputError(f"{out} holds the pictures themselves; choose another output folder")
+            raise OutputError(f"{out} contains the images themselves; choose another output folder")
 
 
 def find_pictures(data: Sequence[str], out: Path, model: TargetModel) -> list[BenchImage]:
@@ -69,7 +70,7 @@ def find_pictures(data: Sequence[str], out: Path, model: TargetModel) -> list[Be
         if image.path is None or image.path in named or results not in image.path.absolute().parents
     ]
     if not images:
-        raise ImageError(f"no pictures besides the results in {out}")
+        raise ImageError(f"there are no images, only results, in {out}")
     return images
 
 
@@ -94,6 +95,7 @@ class FileRun:
         skipped: images that an earlier run had finished.
         failures: images that could not be read.
         manifest: where the results are listed; None as long as there are none.
+        index: a page of all maps in the folder; None without any, or where the folder has a page of another kind.
         cards: how far each map of this run can be trusted: image, method, class and a sentence.
     """
 
@@ -132,7 +134,11 @@ class FileRun:
         self._pending = [image for image in images if not self._is_finished(image)]
         self.done, self.skipped = 0, len(images) - len(self._pending)
         self.failures: list[Failure] = []
+        if drawn := {str(method): facts for method in methods if (facts := method.facts(model))}:
+            self._results.note({"explainers": drawn})
         self.manifest: Path | None = None
+        self.index: Path | None = None
+        self._asked = {(image.id, str(method)) for image in images for method in self._methods}
 
     @property
     def pending(self) -> list[str]:
@@ -159,6 +165,13 @@ class FileRun:
                     stack.enter_context(self._results)
         finally:
             self.manifest = self._results.manifest if len(self._results) else None
+        if self.manifest is not None:
+            self.index = write_index(self.manifest.parent, self._results.records(), self._model.spec)
+
+    @property
+    def maps(self) -> list[MapRecord]:
+        """The maps of the images and methods of this run, finished now or before."""
+        return [record for record in self._results.records() if (record["image"], record["method"]) in self._asked]
 
     def _batches(self, size: int, on_progress: Callable[[float], None]) -> Iterator[tuple[list[BenchImage], Batch]]:
         """What is pending, read; pictures that cannot be read are left out and noted."""
@@ -168,7 +181,7 @@ class FileRun:
         subjects: list[Subject] = []
         for place, image in enumerate(self._pending, start=1):
             try:
-                picture = read_image(image.read())
+                picture = read_image(image.content())
                 values, geometry = preprocess(picture)
             except (ImageError, OSError) as error:
                 text = str(error)
@@ -266,6 +279,6 @@ def _count_classes(target: str, model: TargetModel, images: Sequence[BenchImage]
     """How many classes of each image the target stands for; refuses a target that the model does not have."""
     if target == "label":
         if any(image.label is None for image in images):
-            raise TargetError("these files carry no labels; write top1, top5, a class index or a class name")
+            raise TargetError("these files have no labels; write top1, top5, a class index or a class name")
         return 1
     return len(resolve_targets(target, model, torch.zeros(1, model.num_classes), None)[0])

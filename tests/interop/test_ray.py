@@ -16,6 +16,7 @@ import pytest
 import aha
 from aha.bench.runner import BenchRun
 from aha.bench.store import read_cells
+from aha.errors import SpecError
 from command_line import pictures
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")]
@@ -83,3 +84,21 @@ def values_of(run: Path) -> dict[str, list[float]]:
     found = {cell["key"]: [value for one in cell["found"] for *_, value in one["rows"]] for cell in cells}
     assert len(found) == len(cells) and all(found.values())
     return found
+
+
+@pytest.mark.parametrize("workers", [99_999, 0, -1, True, 1.5])
+def test_workers_that_this_machine_cannot_have(workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from aha.interop import ray
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "_started", lambda *args: pytest.fail("Ray was started"))
+    with pytest.raises(SpecError, match="the number of workers must be"):
+        ray.share_out(print, workers=workers)
+
+
+def test_ray_listens_on_this_machine_alone() -> None:
+    """Anybody who reaches its ports can have code run."""
+    code = "from aha.interop.ray import _started; print(_started().nodes()[0]['NodeManagerAddress'])"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=kept)
+    assert ended.stdout.split() == ["127.0.0.1"], ended.stderr

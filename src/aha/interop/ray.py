@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from aha.core.checks import Range, checked
 from aha.data.images import find_images
 from aha.errors import AhaError, ImageError, MissingExtra
 from aha.interop.arrow import Explain, KeepMaps
@@ -34,6 +35,7 @@ from aha.methods import Method
 
 __all__ = ["Explain", "explain_pictures", "read_pictures", "share_out", "write_shards"]
 
+_MOST_PER_PROCESSOR = 8  # workers on this machine
 _RETRIES = 8  # of a share whose worker died; one that kills every worker ends the run at last
 
 
@@ -77,6 +79,7 @@ def write_shards(
     run: ShardRun, pictures: Any, *, workers: int = 2, gpus_per_worker: float | None = None, shard_size: int = 256
 ) -> None:
     """What `explain_pictures` does, for a run that has been checked."""
+    _check_workers(workers)
     ray = _started(workers)
     dataset = read_pictures(pictures) if isinstance(pictures, list | tuple | str | Path) else pictures
     reports = dataset.map_batches(
@@ -98,6 +101,7 @@ def share_out(
 
     For work that skips by itself what it finds done, such as a benchmark. Workers start in the folder of this process.
     """
+    _check_workers(workers)
     ray, folder = _started(workers), Path.cwd()
 
     def part(share: tuple[int, int]) -> None:
@@ -118,7 +122,7 @@ def read_pictures(paths: str | Path | Sequence[str | Path]) -> Any:
     found = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     kinds = {path.suffix if path.suffix in (".parquet", ".tar") else "" for path in found}
     if len(kinds) != 1:
-        raise ImageError("give pictures, Parquet files or tar shards, one kind at a time")
+        raise ImageError("give images, Parquet files or tar shards, not a mixture")
     for path in found:
         if not path.exists():
             raise ImageError(f"{path} does not exist; check the path")
@@ -137,9 +141,19 @@ def _share_of_gpus(ray: Any, workers: int) -> float:
     return 1 / math.ceil(workers / gpus) if gpus else 0.0
 
 
+def _check_workers(workers: int) -> None:
+    """Refuses numbers of workers that only a cluster could have, before any of them starts."""
+    most = math.inf if "RAY_ADDRESS" in os.environ else _MOST_PER_PROCESSOR * (os.cpu_count() or 1)
+    checked(workers, int, "the number of workers", Range(1, most))
+
+
 def _started(workers: int = 1) -> Any:
     """Ray, connected to the cluster that the environment names, or started here with room for the workers."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if "RAY_ADDRESS" not in os.environ:
+        # By this alone a Ray of one machine listens on that machine alone, as it does elsewhere than on Linux; it
+        # would run the code of anybody on the network otherwise. Read when Ray is imported.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import ray
         import ray.data

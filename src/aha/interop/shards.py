@@ -101,8 +101,8 @@ class ShardRun:
         batch: dict[str, list[Any]] = {"key": [], "image": [], "label": []}
         for image in images:
             try:
-                picture = image.read()  # mostly a path, whose file is opened where it is explained
-            except (AhaError, OSError, ValueError, KeyError) as error:
+                picture = image.content()  # mostly a path, whose file is opened where it is explained
+            except AhaError as error:
                 text = str(error)
                 self.failures.append(Failure(image.id, text if image.id in text else f"{image.id}: {text}"))
                 continue

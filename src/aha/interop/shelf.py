@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from aha.core.arrays import read_arrays
 from aha.core.disk import remove_partials, result_key, write_atomically, writing
 from aha.core.ledger import checksum, locked
 from aha.errors import DamageWarning
@@ -214,7 +215,7 @@ def _samples(tar: tarfile.TarFile, *, with_maps: bool) -> Iterator[tuple[dict[st
     for name, member in members.items():
         if name.endswith(".json"):
             stored = members.get(f"{name.removesuffix('.json')}.npy") if with_maps else None
-            values = None if stored is None else np.load(io.BytesIO(_content(tar, stored)), allow_pickle=False).ravel()
+            values = None if stored is None else read_arrays(_content(tar, stored))[""].ravel()
             yield json.loads(_content(tar, member)), values
 
 

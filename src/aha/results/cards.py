@@ -125,8 +125,9 @@ class Card:
                 verdict += f", but not than {_listed([self._by(name) for name in others])}"
         own, random = self.curves, self.baselines["random_map"]
         return (
-            f"{verdict}. While the top pixels go, the {self.score_name} averages {two_digits(own.mean_deletion)} "
-            f"({two_digits(random.mean_deletion)} with random ones); while they come, "
+            f"{verdict}. While the top pixels are removed, the {self.score_name} averages "
+            f"{two_digits(own.mean_deletion)} ({two_digits(random.mean_deletion)} with random pixels); "
+            "while they are put back, "
             f"{two_digits(own.mean_insertion)} ({two_digits(random.mean_insertion)}).{self._reached}"
         )
 
@@ -146,7 +147,7 @@ class Card:
             return ""
         best = f"{self.oracle_name} finds an order with {two_digits(self.oracle.ins_del)}"
         if self.headroom is None:
-            return f" {best}: hardly more than random pixels, so there is nothing to reach."
+            return f" {best}: hardly more than random pixels, so there is no headroom to measure."
         return f" {best}; the map reaches {self.headroom:.0%} of the way there from random pixels."
 
 
@@ -181,7 +182,8 @@ class CardMaker:
     def card(self, sample: Sample, target: int, values: Tensor, method: str) -> Card:
         """The card of a map (H, W) for a class of a sample."""
         score = self.model.score
-        own, known = self._curves(sample, target, values, method), self._known_curves(sample, target)
+        known = self._known_curves(sample, target)
+        own = known[method] if method in BASELINES else self._curves(sample, target, values, method)
         others = {name: known[name] for name in BASELINES}
         return Card(
             curves=average_curves(own),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from aha.core.disk import write_atomically, writing
+from aha.core.disk import place_of, write_atomically, writing
 from aha.data.batches import Subject
 from aha.data.datasets import content_digest
 from aha.drawing import render
@@ -65,10 +65,7 @@ class Explanation:
 
     def __getitem__(self, index: int | slice) -> Explanation:
         """One map, or some of them, as an explanation of its own; `seconds` is its share of the whole."""
-        try:
-            rows = range(len(self))[index]
-        except IndexError:
-            raise IndexError(f"there is no map {index}; this explanation has {len(self)}") from None
+        rows = self._places(index)
         chosen = [rows] if isinstance(rows, int) else list(rows)
         return replace(
             self,
@@ -81,6 +78,14 @@ class Explanation:
             cards=[self.cards[row] for row in chosen] if self.cards else (),
             distribution=[self.distribution[row] for row in chosen] if self.distribution else (),
         )
+
+    def _places(self, index: int | slice) -> int | range:
+        try:
+            return range(len(self))[index]
+        except IndexError:
+            raise IndexError(f"there is no map {index}; this explanation has {len(self)}") from None
+        except TypeError:
+            raise TypeError(f"index a map by its number, from 0 to {len(self) - 1}, not by {index!r}") from None
 
     def __iter__(self) -> Iterator[Explanation]:
         """The maps one by one."""
@@ -96,6 +101,7 @@ class Explanation:
 
     def original_map(self, index: int = 0) -> Tensor:
         """The map in the pixels of the original image (H0, W0); NaN where the model never looked."""
+        self._places(index)
         return self.subjects[index].geometry.to_original(self.maps[index])
 
     def heatmap(self, index: int = 0, *, signed: bool | None = None, cmap: str | None = None) -> Image.Image:
@@ -162,6 +168,7 @@ class Explanation:
 
     def item(self, index: int, key: str | None = None) -> ResultItem:
         """One map with its pictures, ready for a `ResultFolder`."""
+        self._places(index)
         return ResultItem(
             image=self.subjects[index].name,
             method=self.method,
@@ -205,9 +212,10 @@ class Explanation:
         from aha.results.viewer.payload import payload
 
         text = page(f"{self.model}: {', '.join(sorted(set(self.labels)))}"[:120], payload([self, *others])).encode()
-        with writing(Path(path).parent):
-            write_atomically(Path(path), lambda file: file.write(text))
-        return Path(path)
+        place = place_of(path)
+        with writing(place.parent):
+            write_atomically(place, lambda file: file.write(text))
+        return place
 
     def _repr_html_(self) -> str:
         """For notebooks: each photograph, its map, its probability and its card; the first dozen of them."""
@@ -216,8 +224,15 @@ class Explanation:
         return f"<div><p><b>{html.escape(repr(self))}</b></p>{''.join(map(self._row_html, shown))}{more}</div>"
 
     def _row_html(self, index: int) -> str:
-        pictures = (self.subjects[index].image.convert("RGB"), self.overlay(index))
-        shown = "".join(f'<img src="{data_uri(_small(p))}" style="max-width:320px;margin:4px">' for p in pictures)
+        # Both with a caption, at the same place and size, so that one sees which pixel is which.
+        photograph = self.subjects[index].image.convert("RGB")
+        captioned = render.annotate(photograph, title="photograph")
+        side = max(photograph.size)
+        style = "width:320px;max-width:48%;vertical-align:top;margin:4px"
+        shown = "".join(
+            f'<img src="{data_uri(_small(picture, side))}" style="{style}">'
+            for picture in (captioned, self.overlay(index))
+        )
         card = f'<p style="max-width:660px">{html.escape(self.cards[index].sentence)}</p>' if self.cards else ""
         caption = html.escape(f"{self.subjects[index].name}: {self.caption(index)}")
         return f'<div style="margin:0 0 12px"><div><b>{caption}</b></div>{shown}{card}</div>'
@@ -242,9 +257,9 @@ class Explanation:
         )
 
 
-def _small(picture: Image.Image, side: int = 640) -> Image.Image:
-    """No larger than a notebook shows it: a photograph of a camera would swell the file."""
-    scale = min(1.0, side / max(picture.size))
+def _small(picture: Image.Image, side: int, most: int = 640) -> Image.Image:
+    """No larger than a notebook shows a photograph of this side: one of a camera would swell the file."""
+    scale = min(1.0, most / side)
     return picture if scale == 1 else picture.resize([max(1, round(n * scale)) for n in picture.size])
 
 

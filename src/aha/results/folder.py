@@ -2,6 +2,7 @@
 
     out/
       manifest.json                          items, versions, model and digest, seed, settings; checksum of all that
+      index.html                             a page of the maps, where `aha explain` wrote them
       journal.jsonl                          the same items as they were finished, with checksums (`aha.core.ledger`)
       cat/grad_cam_281.npz                   map (original pixels, NaN = never seen), model_map, seen
       cat/grad_cam_281_heatmap.png
@@ -29,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from aha.core.disk import JOURNAL, MANIFEST, check_writable, result_key, versions, write_atomically, writing
+from aha.core.disk import JOURNAL, MANIFEST, check_writable, place_of, result_key, versions, write_atomically, writing
 from aha.core.ledger import Ledger, Line, checksum, sound_lines
 from aha.errors import OutputError
 
@@ -110,7 +111,7 @@ class ResultFolder:
         *,
         wait: float = 0,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = place_of(folder)
         self._model, self._digest = model, digest
         self._settings, self._wait = dict(settings or {}), wait
         self._ledger: Ledger | None = None
@@ -156,6 +157,10 @@ class ResultFolder:
             return bool(found["items"] == self._listed()) and check == _checksum_of(found)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return False
+
+    def records(self) -> list[MapRecord]:
+        """All maps that are there, in the order in which they were made."""
+        return list(self._items.values())
 
     def knows(self, image: str) -> bool:
         """Is there any result of an image of this name?"""
@@ -370,11 +375,10 @@ def _checksum_of(manifest: Mapping[str, Any]) -> str:
 
 
 def _packed(item: ResultItem) -> bytes:
-    arrays = io.BytesIO()
-    np.savez_compressed(
-        arrays, allow_pickle=False, map=item.original_map, model_map=item.model_map, seen=item.seen, **item.arrays
-    )
-    return arrays.getvalue()
+    content = io.BytesIO()
+    arrays: dict[str, Any] = {"map": item.original_map, "model_map": item.model_map, "seen": item.seen, **item.arrays}
+    np.savez_compressed(content, **arrays)  # with `allow_pickle=False`, NumPy 2.1 would store an array of that name
+    return content.getvalue()
 
 
 def _png(picture: Image.Image) -> bytes:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import struct
-import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aha.core.arrays import read_arrays
+from aha.core.disk import check_regular, readable
 from aha.core.ledger import checksum
 from aha.errors import MetricError
 from aha.results.folder import JOURNAL, MANIFEST, read_items
@@ -32,20 +31,32 @@ class SavedMap:
     def read(self) -> NDArray[np.float32]:
         """The map (H, W), at the model's resolution where the file has it."""
         try:
+            check_regular(self.path)
             content = self.path.read_bytes()
             if self.check and checksum(content) != self.check:
                 raise MetricError(f"the map {self.path} is damaged; run aha explain again")
-            loaded = np.load(io.BytesIO(content), allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return loaded.astype(np.float32)
-            with loaded:
-                name = next((n for n in ("model_map", "map", "arr_0") if n in loaded), None)
-                if name is None:
-                    raise MetricError(f"{self.path} has no array named model_map or map")
-                found: NDArray[np.float32] = loaded[name].astype(np.float32)
-                return found
-        except (OSError, ValueError, EOFError, BadZipFile, zlib.error, struct.error) as error:
+            arrays = read_arrays(content)
+        except (OSError, ValueError) as error:
             raise MetricError(f"cannot read the map {self.path}: {error}") from None
+        name = next((n for n in ("model_map", "map", "arr_0", "") if n in arrays), None)
+        if name is None:
+            raise MetricError(f"{self.path} has no array named model_map or map")
+        return usable_map(arrays[name], str(self.path))
+
+
+def usable_map(values: NDArray[Any], what: str) -> NDArray[np.float32]:
+    """A map from elsewhere as single-precision numbers, some of which may be unknown (NaN), or a refusal."""
+    if values.dtype.kind not in "fiub":
+        raise MetricError(f"{what} holds {values.dtype} values; a map has one real number per pixel")
+    if values.ndim != 2 or values.size == 0:
+        raise MetricError(f"{what} has the shape {values.shape}; a map is (height, width)")
+    with np.errstate(over="ignore"):
+        found: NDArray[np.float32] = values.astype(np.float32)
+    if np.isinf(found).any():
+        raise MetricError(f"{what} has values that are infinite, or beyond the range of single precision; rescale it")
+    if np.isnan(found).all():
+        raise MetricError(f"{what} has only NaN values")
+    return found
 
 
 def find_maps(folder: Path, images: Sequence[Path]) -> list[SavedMap]:
@@ -55,9 +66,9 @@ def find_maps(folder: Path, images: Sequence[Path]) -> list[SavedMap]:
     """
     if not folder.is_dir():
         raise MetricError(f"{folder} is not a folder of maps")
-    known = {path.resolve(): path for path in images}
+    known = {readable(path.resolve()): path for path in images}
     if (folder / MANIFEST).is_file() or (folder / JOURNAL).is_file():
-        found = [(Path(item["image"]).resolve(), item) for item in read_items(folder).current()]
+        found = [(readable(Path(item["image"]).resolve()), item) for item in read_items(folder).current()]
         maps = [
             SavedMap(known[image], i["method"], i["target"], folder / i["map"], i.get("sums", {}).get("map", ""))
             for image, i in found

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 from scipy.special import stdtrit
 
-from aha.core.disk import write_atomically
+from aha.core.disk import place_of, write_atomically
 from aha.errors import MetricError, MissingExtra, OutputError, SpecError
 from aha.metrics import ARROWS, directions, side_columns
 from aha.metrics.curves import AVERAGE
@@ -94,6 +94,8 @@ class Scores:
 
     def extend(self, other: Scores) -> None:
         """Takes over all that another evaluation of the same kind found."""
+        if not isinstance(other, Scores):
+            raise MetricError(f"scores are extended by scores, not by a {type(other).__name__}")
         self.rows += other.rows
         self.curve_rows += other.curve_rows
         self.failures += other.failures
@@ -306,12 +308,13 @@ def markdown_table(caption: str, heads: list[str], body: list[list[str]]) -> str
 
 def html_table(caption: str, heads: list[str], body: list[list[str]]) -> str:
     """An HTML table under its caption."""
+    from aha.results.templating import prose
 
     def row(cells: list[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
     head, rows = row(heads, "th"), "".join(row(cells, "td") for cells in body)
-    return f"<table><caption>{html.escape(caption)}</caption><thead>{head}</thead><tbody>{rows}</tbody></table>"
+    return f"<table><caption>{prose(caption)}</caption><thead>{head}</thead><tbody>{rows}</tbody></table>"
 
 
 def text_table(caption: str, heads: list[str], body: list[list[str]]) -> str:
@@ -380,7 +383,8 @@ def _write(path: str | Path, content: bytes) -> None:
     def write(file: IO[bytes]) -> None:
         file.write(content)
 
+    place = place_of(path)
     try:
-        write_atomically(Path(path), write)
+        write_atomically(place, write)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
