@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import weakref
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -16,8 +18,8 @@ from PIL import Image
 import aha
 from aha import files
 from aha.bench.plan import make_plans
-from aha.bench.runner import BenchRun
-from aha.cli import outlook
+from aha.bench.runner import BenchRun, Step
+from aha.cli import outlook, reporting
 from aha.cli.reporting import bench_bar, progress_bar
 from aha.cli.time_left import seconds_left
 from aha.methods import load_method
@@ -58,7 +60,8 @@ def test_explains_files_and_folders_with_several_methods(tmp_path: Path) -> None
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     told = json.loads(result.stdout)
-    assert told == {"manifest": str(out / "manifest.json"), "done": 3, "skipped": 0, "failed": 0, "failures": []}
+    places = {"manifest": str(out / "manifest.json"), "index": str(out / "index.html")}
+    assert told == {**places, "done": 3, "skipped": 0, "failed": 0, "failures": []}
     found = items(out)
     assert len(found) == 3 * 2 * 2
     assert {item["method"] for item in found} == {"grad_cam", "smooth(gradient, n=2)"}
@@ -95,7 +98,30 @@ def test_class_names_from_a_file(tmp_path: Path) -> None:
 def test_quiet_and_summary(tmp_path: Path) -> None:
     args = ("explain", picture(tmp_path / "a.png"), *MODEL, "--out", tmp_path / "out")
     assert run(*args, "--quiet").output == ""
-    assert run(*args).stdout == f"0 explained, 1 finished before: {tmp_path / 'out' / 'manifest.json'}\n"
+    out, (item,) = tmp_path / "out", items(tmp_path / "out")
+    assert run(*args).stdout.splitlines() == [
+        f"{tmp_path / 'a.png'}: {item['label']} {item['score']:.3g}, aha: {out / item['overlay']}",
+        f"0 explained, 1 already done: {out / 'manifest.json'}",
+        f"all maps on one page: {out / 'index.html'}",
+    ]
+
+
+def test_the_page_of_all_maps(tmp_path: Path) -> None:
+    folder, out = pictures(tmp_path / "photos", 12), tmp_path / "out"
+    (folder / "00.png").rename(folder / "<b> 'x' #1.png")
+    result = run("explain", folder, *MODEL, "--method", "edge_map", "--method", "random_map", "--out", out)
+    assert result.exit_code == 0, result.output
+    *maps, more, counts, page = result.stdout.splitlines()
+    assert len(maps) == 10 and more == "and 14 more maps"
+    assert (counts, page) == (f"12 explained: {out / 'manifest.json'}", f"all maps on one page: {out / 'index.html'}")
+    text = (out / "index.html").read_text()
+    links = re.findall(r'src="([^"]+)"', text)
+    assert sorted(map(unquote, links)) == sorted(item["overlay"] for item in items(out))
+    assert all((out / unquote(link)).is_file() for link in links)
+    assert "<b>" not in text and "&lt;b&gt;" in text and "<script" not in text
+    (out / "index.html").write_text("mine")
+    again = run("explain", folder, *MODEL, "--method", "edge_map", "--out", out)
+    assert (out / "index.html").read_text() == "mine" and "one page" not in again.stdout
 
 
 def test_own_warnings_are_single_lines(tmp_path: Path) -> None:
@@ -196,6 +222,17 @@ def test_a_benchmark_says_how_long_it_takes_from_the_start(
     assert "2.0 h left" in capsys.readouterr().err
 
 
+def test_progress_is_told_in_plain_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not in cells, which a reader cannot know, nor in a unit that has to be turned around."""
+    monkeypatch.setattr(reporting, "_SECONDS_BETWEEN_LINES", 0.0)
+    with bench_bar(4, 1, shown=True, expected=lambda: None) as advance:
+        advance(Step(2, 1, "grad_cam"))
+    told = capsys.readouterr().err
+    assert "2/4 results" in told and "1 failed" in told and "images per second" in told
+    assert "cells" not in told and "images/s" not in told
+    assert reporting.pace(0.4) == "2.5 s per image" and reporting.pace(12) == "12.0 images per second"
+
+
 @pytest.mark.parametrize("option", [("--batch-size", "0"), ("--img-size", "-3"), ("--seed", "-1"), ("--nonsense", "1")])
 def test_usage_errors_exit_with_2(tmp_path: Path, option: tuple[str, str]) -> None:
     result = run("explain", picture(tmp_path / "a.png"), *MODEL, *option, "--out", tmp_path / "out")
@@ -250,7 +287,7 @@ def test_list_models() -> None:
     plain = run("list", "models", "--source", "torchvision", "RESNET15").stdout.splitlines()
     assert plain == ["torchvision:resnet152"]
     assert run("list", "models", "--source", "timm", "test_resne?").stdout == "timm:test_resnet\n"
-    assert_refused(run("list", "models", "--source", "hf"), "hf models have no list")
+    assert_refused(run("list", "models", "--source", "hf"), "hf models cannot be listed")
     assert_refused(run("list", "methods", "no_such_thing"), "no methods match 'no_such_thing'")
     assert_refused(run("list", "models", "--source", "tim"), "unknown model source", "timm")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from torch import nn
 
 import aha
 from aha import demo, files
-from aha.errors import ImageError, UnknownName
-from aha.models import sources
+from aha.data.datasets import find_data
+from aha.data.labelled import read_mask
+from aha.errors import AhaError, ImageError, UnknownName
+from aha.models import load_model, sources
 from command_line import MODEL, assert_refused, bomb, items, picture, pictures, run, truncated, watch_explained
 
 
@@ -28,7 +31,8 @@ from command_line import MODEL, assert_refused, bomb, items, picture, pictures, 
         (("--model", "resnet18"), ("SOURCE:NAME",)),
         ((*MODEL, "--method", "grad_cm"), ("unknown method 'grad_cm'", "grad_cam")),
         ((*MODEL, "--method", "grad_cam(layr=-1)"), ("grad_cam has no parameter 'layr'", "layer")),
-        ((*MODEL, "--method", "grad_cam(layer='x')"), ("layer must be a whole number",)),
+        ((*MODEL, "--method", "grad_cam(layer=1.5)"), ("layer must be a whole number or a text",)),
+        ((*MODEL, "--method", "grad_cam(layer='layer9')"), ("no module 'layer9' hands on a map", "layer")),
         ((*MODEL, "--method", "__import__('os')"), ("__import__",)),
         ((*MODEL, "--method", "rollout"), ("rollout needs attention", "Try:")),
         ((*MODEL, "--score", "softmx"), ("unknown score 'softmx'", "softmax")),
@@ -55,7 +59,7 @@ def test_bad_paths_are_refused(tmp_path: Path) -> None:
     good = picture(tmp_path / "a.png")
     assert_refused(run("explain", tmp_path / "missing.png", *MODEL, "--out", out), "missing.png does not exist")
     assert_refused(run("explain", good, tmp_path / "missing", *MODEL, "--out", out), "missing does not exist")
-    assert_refused(run("explain", empty, *MODEL, "--out", out), "no pictures below")
+    assert_refused(run("explain", empty, *MODEL, "--out", out), "no images in the folder")
     assert not out.exists()
 
 
@@ -82,7 +86,7 @@ def test_bad_files_in_a_folder_are_reported_and_the_others_done(tmp_path: Path) 
     args = ("explain", folder, *MODEL, "--method", "gradient", "--out", out)
     result = run(*args)
     assert result.exit_code == 1
-    assert result.stdout == f"3 explained, 4 failed: {out / 'manifest.json'}\n"
+    assert f"3 explained, 4 failed: {out / 'manifest.json'}\n" in result.stdout
     lines = result.stderr.splitlines()
     assert len(lines) == 4
     for line, name in zip(lines, ("00-cut", "01-bomb", "02-text", "03-thread"), strict=True):
@@ -172,3 +176,54 @@ def test_unexpected_errors_are_one_line_too(tmp_path: Path, monkeypatch: pytest.
 def test_debug_shows_the_error_itself(tmp_path: Path) -> None:
     args = ("explain", tmp_path, *MODEL, "--method", "grad_cm", "--out", tmp_path / "out", "--debug")
     assert isinstance(run(*args).exception, UnknownName)
+
+
+def test_a_name_in_another_encoding_loses_nothing(tmp_path: Path) -> None:
+    """It is spelled out wherever text is written."""
+    folder = pictures(tmp_path / "in", 2)
+    try:
+        (folder / "00.png").rename(folder / os.fsdecode(b"caf\xe9.png"))
+    except (OSError, UnicodeEncodeError):
+        pytest.skip("this file system has UTF-8 names only")
+    common = (folder, *MODEL, "--img-size", "64")
+    explained = run("explain", *common, "--method", "center_map", "--out", tmp_path / "maps")
+    assert explained.exit_code == 0, explained.output
+    for which in (("--method", "center_map"), ("--maps", tmp_path / "maps")):
+        out = tmp_path / f"run{which[0]}"
+        measured = run("evaluate", *common, *which, "--metrics", "sparseness", "--out", out)
+        assert measured.exit_code == 0, measured.output
+        assert "caf\\udce9.png" in (out / "scores.csv").read_text(encoding="utf-8")
+        assert run("report", out).exit_code == 0
+
+
+def test_a_folder_without_a_name_and_a_device_without_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    image = picture(tmp_path / "a.png")
+    for command in ("explain", "evaluate"):
+        refused = run(command, image, *MODEL, "--method", "center_map", "--out", "")
+        assert refused.exit_code == 2 and "the folder name is empty" in refused.output
+    assert_refused(
+        run("explain", image, *MODEL, "--out", tmp_path / "x", "--device", "meta"), "'meta' is not available"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    """As a picture, a table, a mask, a map and a shard."""
+    image = picture(tmp_path / "a.png")
+    for name in ("pipe.png", "pipe.csv", "pipe.tar", "maps/a.npy"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        os.mkfifo(tmp_path / name)
+    model = load_model("timm:test_resnet", pretrained=False, img_size=64, device="cpu")
+    with pytest.raises(ImageError, match="pipe or a device"):
+        aha.explain(model, tmp_path / "pipe.png", "center_map")
+    for text in ("pipe.png", "csv:pipe.csv", "shards:pipe.tar"):
+        kind, colon, name = text.rpartition(":")
+        with pytest.raises(ImageError):
+            find_data(f"{kind}{colon}{tmp_path / name}", model)
+    with pytest.raises(AhaError, match="pipe or a device"):
+        read_mask(tmp_path / "pipe.png")
+    out = ("--metrics", "sparseness", "--out", tmp_path / "run")
+    measured = run("evaluate", image, *MODEL, "--img-size", "64", "--maps", tmp_path / "maps", *out)
+    assert measured.exit_code == 1 and "pipe or a device" in measured.stderr

@@ -84,7 +84,7 @@ def test_results_are_not_taken_for_pictures(tmp_path: Path) -> None:
     assert json.loads(run(*args).stdout)["done"] == 1
     told = json.loads(run(*args).stdout)
     assert (told["done"], told["skipped"]) == (0, 1)
-    assert_refused(run("explain", folder, *MODEL, "--out", folder), "holds the pictures themselves")
+    assert_refused(run("explain", folder, *MODEL, "--out", folder), "contains the images themselves")
 
 
 def test_folder_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -110,14 +110,14 @@ def test_interrupt_leaves_a_manifest_of_what_is_done(tmp_path: Path, monkeypatch
     args = ("explain", folder, *MODEL, "--out", out, "--batch-size", "1", "--json")
     result = run(*args)
     assert result.exit_code == 130
-    assert result.stderr == "error: interrupted; 2 explained; the same command continues\n"
+    assert result.stderr == "error: interrupted; 2 explained; run the same command to resume\n"
     assert len(items(out)) == 2
     told = json.loads(run(*args).stdout)
     assert (told["done"], told["skipped"]) == (2, 2)
     assert len(items(out)) == 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_resumes_after_a_signal_midway(tmp_path: Path, explained: list[str], number: signal.Signals) -> None:
     count = 60
     folder, out = pictures(tmp_path / "in", count), tmp_path / "out"
@@ -135,10 +135,11 @@ def test_resumes_after_a_signal_midway(tmp_path: Path, explained: list[str], num
         wait_for(lambda: len(journal(out)) >= 5, child)
         child.send_signal(number)
         _, errors = child.communicate(timeout=60)
-    if number == signal.SIGINT:
-        assert child.returncode == 130
-        (line,) = errors.splitlines()
+    if number != signal.SIGKILL:
+        assert child.returncode == 128 + number
+        *told, line = errors.splitlines()
         assert line.startswith("error: interrupted; ")
+        assert told == (["error: terminated (SIGTERM)"] if number == signal.SIGTERM else [])
         written = len(items(out))
         assert written == len(journal(out))
     else:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
+import warnings
 from pathlib import Path
 
 import pytest
 
 from aha.core.ledger import Ledger
+from aha.errors import AhaWarning
 from aha.learned.explainer import Explainer
 from aha.learned.library import remember
 from aha.learned.settings import Design
@@ -22,7 +24,7 @@ FAST = ("--metrics", "ins_del(steps=3, references=(black,))")
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AHA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AHA_DATA", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -31,7 +33,9 @@ def model() -> TargetModel:
 
 
 def train(model: TargetModel, seed: int) -> None:
-    remember(Explainer.for_target(model, Design(width=16, stride=8), seed=seed))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AhaWarning)  # it replaces the one before
+        remember(Explainer.for_target(model, Design(width=16, stride=8), seed=seed))
 
 
 def values(out: Path) -> dict[tuple[str, str], float]:

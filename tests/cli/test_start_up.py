@@ -59,6 +59,32 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+OWN_MODULE = """
+import sys, torch, aha
+from torch import nn
+
+network = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
+aha.explain(network, torch.randn(1, 3, 32, 32), ["grad_cam", "integrated_gradients(steps=2)"], progress=False)
+print([name for name in ("timm", "torchvision", "transformers", "scipy", "matplotlib", "jinja2")
+       if name in sys.modules])
+"""
+
+
+def test_a_module_of_ones_own_is_explained_without_other_libraries() -> None:
+    done = subprocess.run([sys.executable, "-c", OWN_MODULE], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_command_imports_no_other() -> None:
+    code = RUN.replace("heavy if", "sorted(sys.modules) if name.startswith('aha.cli.') and")
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps([["list", "scores"], []])], capture_output=True, text=True, check=True
+    )
+    _, imported = json.loads(done.stderr.strip().splitlines()[-1])
+    assert "aha.cli.listing" in imported
+    assert not {"aha.cli.bench", "aha.cli.train", "aha.cli.explain", "aha.cli.serve"} & set(imported)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -68,6 +94,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
         (("list", "metrics", "--json"), "deletion"),
         (("list", "protocols"), "224 steps"),
         (("list", "scores"), "softmax"),
+        (("list", "references"), "imputed"),
         (("list", "models"), "torchvision:vit_b_16"),
         (("list", "models", "resnet18", "--source", "timm"), "timm:resnet18d"),
     ],
@@ -90,10 +117,12 @@ def test_questions_are_answered_without_torch(arguments: tuple[str, ...], said: 
         (("--model", "torchvision:vit_b16"), "unknown model torchvision:vit_b16; did you mean vit_b_16"),
         (("--model", "demo:efficientnet"), "unknown model demo:efficientnet; did you mean efficientnet_lite0"),
         ((), "nowhere.jpg does not exist"),
+        (("https://example.org/a/cat.jpg",), "https://example.org/a/cat.jpg is an address, not a file"),
     ],
 )
 def test_errors_in_texts_are_found_without_torch(options: tuple[str, ...], said: str) -> None:
-    code, heavy, text = run("explain", "nowhere.jpg", "--model", "timm:resnet18", "--out", "nowhere", *options)
+    place = () if options and "://" in options[0] else ("nowhere.jpg",)
+    code, heavy, text = run("explain", *place, "--model", "timm:resnet18", "--out", "nowhere", *options)
     assert (code, heavy) == (1, [])
     assert said in text
 
@@ -224,7 +253,7 @@ def test_the_catalogue_is_the_same_with_and_without_the_real_registries(monkeypa
     [
         (check_method, load_method, "no_such_method"),
         (check_method, load_method, "grad_cam(layer=0)"),
-        (check_method, load_method, "grad_cam(layer='last')"),
+        (check_method, load_method, "grad_cam(layer=1.5)"),
         (check_method, load_method, "transition_attention(steps=1)"),  # checked by a function of another file
         (check_method, load_method, "occlusion(reference=blak)"),
         (check_method, load_method, "lime(parts=patches(grid=0))"),
@@ -252,6 +281,27 @@ def test_a_wrong_text_is_refused_in_the_same_words(check: object, load: object, 
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].family != "wrapper"])
 def test_every_method_passes_by_its_name(name: str) -> None:
     check_method(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("grad-cam", "grad_cam"),
+        ("gradcam", "grad_cam"),
+        ("GradCAM", "grad_cam"),
+        ("GradCAMPlusPlus", "grad_cam_pp"),
+        ("ig", "integrated_gradients"),
+        ("IG(steps=3)", "integrated_gradients(steps=3)"),
+        ("IntegratedGradients", "integrated_gradients"),
+        ("integrated-gradients(steps=3, reference=zeros_normalised)", "integrated_gradients(steps=3)"),
+        ("smooth(grad-cam(layer=-2), n=3)", "smooth(grad_cam(layer=-2), n=3)"),
+        ("grad-cam(layer='down-sample')", "grad_cam(layer='down-sample')"),
+        ("Saliency", "gradient"),
+    ],
+)
+def test_methods_are_found_as_people_spell_them(text: str, name: str) -> None:
+    check_method(text)
+    assert str(load_method(text)) == name
 
 
 @pytest.mark.parametrize("text", ["quick", "aha", "deletion", "deletion(steps=8, references=(black, blur(sigma=2.0)))"])

@@ -29,6 +29,7 @@ from aha.cli.options import (
     Std,
     Texts,
     Workers,
+    named_folder,
     numbers,
 )
 from aha.cli.outlook import expected_seconds_of_run
@@ -48,13 +49,16 @@ def bench(
     plan: Annotated[
         str | None, typer.Argument(help="A plan (TOML), or a published table such as paper:aha-table1.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; what is finished there is skipped.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=named_folder, metavar="PATH", help="Run folder; finished results in it are skipped."),
+    ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Repeatable; SOURCE:NAME, as `aha list models` shows them.", autocompletion=complete_model),
+        typer.Option(help="Repeatable; SOURCE:NAME; see `aha list models`.", autocompletion=complete_model),
     ] = None,
     text: Texts = None,
-    weights: Annotated[list[str] | None, typer.Option(help="Weights file; as many as models, in their order.")] = None,
+    weights: Annotated[list[str] | None, typer.Option(help="Weights file; one per model, in their order.")] = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -74,11 +78,14 @@ def bench(
         typer.Option(help="Repeatable, reported separately: top1, label, top5, ...", show_default="top1"),
     ] = None,
     limit: Limit = None,
-    keep: Annotated[str | None, typer.Option("--filter", help="none, or mda: its rule for choosing images.")] = None,
-    maps: Annotated[str | None, typer.Option(help="Keep maps for the gallery: none, float16 or float32.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=MAX_SEED, help="Seed of everything that is drawn.", show_default="0")
+    keep: Annotated[
+        str | None, typer.Option("--filter", help="Image filter: none, or mda (the rule of MDA's code).")
     ] = None,
+    maps: Annotated[
+        str | None,
+        typer.Option(help="Maps to keep for the report: few, none, or all as float16 or float32.", show_default="few"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=MAX_SEED, help="Random seed.", show_default="0")] = None,
     no_pretrained: NoPretrained = False,
     img_size: ImageSize = None,
     mean: Mean = None,
@@ -92,18 +99,20 @@ def bench(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="What runs passes without gradients: eager, compiled, onnxruntime, openvino, or auto, the fastest.",
+            help="Engine for passes without gradients: eager, compiled, onnxruntime, openvino, or auto (the fastest).",
             show_default="eager",
         ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Most images computed at once; halved if memory runs out.", show_default="32"),
+        typer.Option(min=1, help="Maximum batch size; halved if memory runs out.", show_default="32"),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, try one image, and say what it will cost.")
+        bool, typer.Option("--dry-run", help="Check everything, try one image, and print the expected cost.")
     ] = False,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Leave the page to `aha report`.")] = False,
+    no_report: Annotated[
+        bool, typer.Option("--no-report", help="Skip the report; `aha report` writes it later.")
+    ] = False,
     on: On = None,
     workers: Workers = 2,
     device: Device = None,
@@ -112,7 +121,7 @@ def bench(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure methods on a model and a data set; options win over the plan. The same command continues a run.
+    """Measure methods on a model and a data set. Options override the plan; the same command resumes a run.
 
     Runs as it is in one process, and under `torchrun`, `accelerate launch` or with `--on ray` in many, each with its
     share.
@@ -162,7 +171,7 @@ def bench(
         else:
             plans = read_plans(Path(plan), changes)
         if out is None and not dry_run:
-            raise SpecError("say where the run goes: --out RUN")
+            raise SpecError("name the output folder: --out RUN")
         place = out or Path("bench-run")
         share = launched_share()
 
@@ -197,7 +206,7 @@ def _run(made: BenchRun, out: Path, *, quiet: bool) -> None:
         ) as advance:
             made.run(advance)
     except KeyboardInterrupt:
-        say_error(f"interrupted; what is done is in {out}; the same command continues")
+        say_error(f"interrupted; finished results are in {out}; run the same command to resume")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -225,7 +234,7 @@ def _show_estimates(runs: Iterable[BenchRun], *, json: bool) -> None:
 def _show_estimate(made: BenchRun, cost: Estimate) -> None:
     typer.echo(
         f"{made.model.spec} on {made.model.device}: {cost.images} images, {len(made.work.methods)} methods, "
-        f"{len(made.work.protocols)} protocols, {' and '.join(made.target_kinds)}: {cost.cells} cells to do"
+        f"{len(made.work.protocols)} protocols, {' and '.join(made.target_kinds)}: {cost.cells} results to compute"
     )
     typer.echo(
         f"  {cost.forward:,.0f} images forward, {cost.backward:,.0f} backward, {cost.bytes / 1e6:,.1f} MB, "
@@ -234,7 +243,7 @@ def _show_estimate(made: BenchRun, cost: Estimate) -> None:
     for method, seconds in sorted(cost.by_method.items(), key=lambda item: -item[1]):
         typer.echo(f"  {seconds:8.2f} s per image  {method}")
     for reason in made.work.left_out.values():
-        typer.echo(f"  left out: {reason}")
+        typer.echo(f"  skipped: {reason}")
     for failure in dict.fromkeys(cost.failures):
         typer.echo(f"  failed on the image that was tried: {failure}")
 
@@ -258,10 +267,10 @@ def _as_text(read: Run, page: Path | None) -> str:
     for group in read.groups:
         lines.append(group.scores.to_text() + "\n")
         if group.missing:
-            lines.append(f"{group.missing} cells are missing; the same command continues")
+            lines.append(f"{group.missing} results are missing; run the same command to compute them")
         if group.scores.failures:
             lines.append(f"{len(group.scores.failures)} measurements failed; the report says which and why")
-    lines.append(f"report: {page}" if page else f"rows: {read.folder}; make the page with: aha report {read.folder}")
+    lines.append(f"report: {page}" if page else f"rows: {read.folder}; write the report with: aha report {read.folder}")
     return "\n".join(lines)
 
 
@@ -283,13 +292,16 @@ def _as_json(read: Run, page: Path | None) -> dict[str, Any]:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the report; the run's own by default.")] = None,
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=named_folder, metavar="PATH", help="Folder for the report; the run folder by default."),
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Make the page, tables and figures of a run from its stored rows, without a model."""
+    """Write the report, tables and figures of a run from its stored rows, without a model."""
     with reported(debug=debug, quiet=quiet):
         _check_there(run)
         from aha.bench.report import write_report
@@ -300,13 +312,13 @@ def report(
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    second: Annotated[Path, typer.Argument(help="Folder of another run.")],
+    first: Annotated[Path, typer.Argument(help="Run folder.")],
+    second: Annotated[Path, typer.Argument(help="Another run folder.")],
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Compare two runs on the images that both have: differences with errors and paired tests."""
+    """Compare two runs on their common images: differences with standard errors and paired tests."""
     with reported(debug=debug, quiet=quiet):
         _check_there(first, second)
         from aha.bench.compare import as_text, compare_runs
@@ -317,19 +329,19 @@ def compare(
 
 
 def merge(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
-    out: Annotated[Path, typer.Option(help="Folder of the merged run.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
+    out: Annotated[Path, typer.Option(parser=named_folder, metavar="PATH", help="Folder of the merged run.")],
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Put the results of several runs into one, each once."""
+    """Merge the results of several runs into one, without duplicates."""
     with reported(debug=debug, quiet=quiet):
         _check_there(*runs)
         from aha.bench.runs import merge_runs
 
         cells = merge_runs(runs, out)
-        answer(lambda: {"run": str(out), "cells": cells}, lambda: f"{cells} cells: {out}", json=json, quiet=quiet)
+        answer(lambda: {"run": str(out), "cells": cells}, lambda: f"{cells} results: {out}", json=json, quiet=quiet)
 
 
 def _check_there(*runs: Path) -> None:

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from aha.cli.options import BatchSize, Debug, Device, Json, Quiet, Seed
+from aha.cli.options import BatchSize, Debug, Device, Json, Quiet, Seed, named_folder
 from aha.cli.reporting import print_json, progress_bar, reported
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the gallery and the results.")] = Path("demo-gallery"),
+    out: Annotated[
+        Path, typer.Option(parser=named_folder, metavar="PATH", help="Folder for the gallery and the results.")
+    ] = Path("demo-gallery"),
     seed: Seed = 0,
     device: Device = None,
     batch_size: BatchSize = 4,
@@ -20,11 +22,11 @@ def demo(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Explain a few photographs with a small ImageNet network, offline, and show them in one HTML page."""
+    """Explain a few photographs with a small ImageNet model, offline, and write one HTML page."""
     with reported(debug=debug, quiet=quiet):
-        from aha.demo import METHODS, PHOTOGRAPHS, run_demo
+        from aha.demo import EXPLAINED, METHODS, run_demo
 
-        with progress_bar("explaining", len(METHODS) * len(PHOTOGRAPHS), shown=not quiet) as advance:
+        with progress_bar("explaining", len(METHODS) * len(EXPLAINED), shown=not quiet) as advance:
             made = run_demo(out, seed=seed, device=device, batch_size=batch_size, on_progress=advance)
         if json:
             print_json(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def doctor(json: Json = False, quiet: Quiet = False, debug: Debug = False) -> None:
-    """Check the installation: versions, devices, extras, and explanations whose answers are known."""
+    """Check the installation: versions, devices, extras, and explanations with known answers."""
     with reported(debug=debug, quiet=quiet):
         from aha.doctor import diagnose
 

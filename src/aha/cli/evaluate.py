@@ -31,6 +31,7 @@ from aha.cli.options import (
     Std,
     Texts,
     Weights,
+    named_folder,
     numbers,
 )
 from aha.cli.outlook import expected_seconds_of_run
@@ -46,14 +47,17 @@ _SHOWN_FAILURES = 20
 def evaluate(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="PATH", help="Pictures, folders, CSV files with labels, masks or boxes, or data sets."),
+        typer.Argument(metavar="PATH", help="Images, folders, CSV files with labels, masks or boxes, or data sets."),
     ],
     model: Model,
-    out: Annotated[Path, typer.Option(help="Folder of the run, with scores.csv and summary.csv.")],
+    out: Annotated[
+        Path,
+        typer.Option(parser=named_folder, metavar="PATH", help="Run folder, with scores.csv and summary.csv."),
+    ],
     method: Annotated[
         list[str] | None, typer.Option(help="Repeatable; a method to measure.", autocompletion=complete_method)
     ] = None,
-    maps: Annotated[Path | None, typer.Option(help="Folder of maps saved earlier (.npz, .npy) to measure.")] = None,
+    maps: Annotated[Path | None, typer.Option(help="Folder of saved maps (.npz, .npy) to measure.")] = None,
     metrics: Annotated[
         list[str] | None,
         typer.Option(help="Repeatable; a protocol or a metric.", autocompletion=complete_metric, show_default="quick"),
@@ -78,7 +82,7 @@ def evaluate(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure explanations: what the model says when the marked pixels go, or come first, and more.
+    """Measure explanations: how the score changes as the top pixels are removed or put back, and more.
 
     A run of `aha bench` without its page; `aha report` makes that of it. Finished images are skipped, so that the same
     command continues an interrupted run.
@@ -127,7 +131,7 @@ def evaluate(
                 run.run(advance)
         except KeyboardInterrupt:
             scores = write_tables(run)
-            say_error(f"interrupted; {len(scores)} scores are in {out}; the same command continues")
+            say_error(f"interrupted; {len(scores)} scores are in {out}; run the same command to resume")
             raise typer.Exit(INTERRUPTED) from None
         _report(write_tables(run), out, json=json, quiet=quiet)
 

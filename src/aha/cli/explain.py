@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +32,7 @@ from aha.cli.options import (
     Texts,
     Weights,
     Workers,
+    named_folder,
     numbers,
 )
 from aha.cli.outlook import expected_seconds
@@ -41,21 +43,26 @@ from aha.errors import SpecError
 if TYPE_CHECKING:
     from aha.files import FileRun
     from aha.interop.shards import ShardRun
+    from aha.results.folder import MapRecord
 
-_METHOD = "grad_cam"
+_METHOD = "aha"
 _SHOWN_FAILURES = 20
+_SHOWN_MAPS = 10
 _CARD = ("image", "method", "class", "card")
 
 
 def explain(
     paths: Annotated[
-        list[str], typer.Argument(metavar="PATH", help="Pictures, folders of pictures, CSV files, or data sets.")
+        list[str], typer.Argument(metavar="PATH", help="Images, folders of images, CSV files, or data sets.")
     ],
     model: Model,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the results; what is finished there is skipped.", show_default="NAME-aha beside it"
+            parser=named_folder,
+            metavar="PATH",
+            help="Folder for the results; finished images in it are skipped.",
+            show_default="NAME-aha next to it",
         ),
     ] = None,
     method: Annotated[
@@ -74,10 +81,10 @@ def explain(
     ] = None,
     contrast: Annotated[
         str | None,
-        typer.Option(help='Classes to tell apart, as "lynx, cougar" or "287,286": wraps every method in var.'),
+        typer.Option(help='Classes to contrast, such as "lynx, cougar" or "287,286"; wraps every method in var.'),
     ] = None,
     card: Annotated[
-        bool, typer.Option("--card", help="Also measure and say how far each map can be trusted; takes longer.")
+        bool, typer.Option("--card", help="Also measure how far each map can be trusted, and print it; takes longer.")
     ] = False,
     text: Texts = None,
     weights: Weights = None,
@@ -100,8 +107,8 @@ def explain(
     shards: Annotated[
         str | None,
         typer.Option(
-            help="Write shards, parquet or webdataset, instead of a folder of pictures; processes that a launcher "
-            "started share the work.",
+            help="Write shards (parquet or webdataset) instead of a folder of overlays; launched processes share "
+            "the work.",
             show_default="parquet with --on ray",
         ),
     ] = None,
@@ -109,9 +116,9 @@ def explain(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Explain pictures: which pixels speak for a class, drawn and as numbers.
+    """Explain images: which pixels are evidence for a class, as drawings and as numbers.
 
-    Finished images are skipped, so that the same command continues an interrupted run.
+    Finished images are skipped, so the same command resumes an interrupted run.
     """
     with reported(debug=debug, quiet=quiet):
         check_texts(models=[model], methods=method or [], scores=[score] if score else [])
@@ -145,18 +152,19 @@ def explain(
         from aha.data.targets import class_list
         from aha.files import FileRun, check_apart, find_pictures, folder_beside
         from aha.learned.engine import launched_device, launched_share, parts_of
-        from aha.methods import load_method
+        from aha.methods import default_method, load_method
         from aha.methods.var import Var
         from aha.models import load_model
 
         # What costs nothing is checked first, what needs the model next, and all of it before any work.
-        methods = [load_method(text) for text in method or [_METHOD]]
+        methods = [load_method(text) for text in method or []]
         place = folder_beside(paths[0]) if out is None else out
         check_writable(place)
         check_apart(paths, place)
         options["device"] = device or launched_device()
         loaded = load_model(model, **options)
         loaded.stated_preprocessing()  # what comes is pictures
+        methods = methods or [default_method(loaded)]
         if contrast is not None:
             compared = tuple(class_list(contrast, loaded))
             methods = [Var(chosen, classes=compared) for chosen in methods]
@@ -175,7 +183,7 @@ def explain(
             with progress_bar("explaining", len(run.pending), shown=is_shown, expected=expected) as advance:
                 run.run(batch_size, advance)
         except KeyboardInterrupt:
-            say_error(f"interrupted; {_counts(run)}; the same command continues")
+            say_error(f"interrupted; {_counts(run)}; run the same command to resume")
             raise typer.Exit(INTERRUPTED) from None
         _report(run, json=json, quiet=quiet)
 
@@ -234,11 +242,13 @@ def _into_shards(
 
 
 def _report(run: FileRun | ShardRun, *, json: bool, quiet: bool) -> None:
-    cards: list[tuple[str, str, str, str]] = getattr(run, "cards", [])  # shards have none
+    cards: list[tuple[str, str, str, str]] = getattr(run, "cards", [])  # shards have none, nor a page
+    index: Path | None = getattr(run, "index", None)
     if json:
         print_json(
             {
                 "manifest": None if run.manifest is None else str(run.manifest),
+                **({} if index is None else {"index": str(index)}),
                 "done": run.done,
                 "skipped": run.skipped,
                 "failed": len(run.failures),
@@ -249,7 +259,10 @@ def _report(run: FileRun | ShardRun, *, json: bool, quiet: bool) -> None:
     elif run.manifest is not None and not quiet:
         for image, chosen, label, sentence in cards:
             typer.echo(f"{image}, {label}, {chosen}: {sentence}")
+        _say_maps(getattr(run, "maps", []), run.manifest.parent)
         typer.echo(f"{_counts(run)}: {run.manifest}")
+        if index is not None:
+            typer.echo(f"all maps on one page: {index}")
     for failure in run.failures[:_SHOWN_FAILURES]:
         say_error(failure.error)
     if len(run.failures) > _SHOWN_FAILURES:
@@ -258,8 +271,18 @@ def _report(run: FileRun | ShardRun, *, json: bool, quiet: bool) -> None:
         raise typer.Exit(1)
 
 
+def _say_maps(maps: Sequence[MapRecord], folder: Path) -> None:
+    """What each image was taken for, and where its map is."""
+    from aha.results.index_page import caption
+
+    for record in maps[:_SHOWN_MAPS]:
+        typer.echo(f"{record['image']}: {caption(record)}, {record['method']}: {folder / record['overlay']}")
+    if len(maps) > _SHOWN_MAPS:
+        typer.echo(f"and {len(maps) - _SHOWN_MAPS} more maps")
+
+
 def _counts(run: FileRun | ShardRun) -> str:
     parts = [f"{run.done} explained"]
-    parts += [f"{run.skipped} finished before"] * bool(run.skipped)
+    parts += [f"{run.skipped} already done"] * bool(run.skipped)
     parts += [f"{len(run.failures)} failed"] * bool(run.failures)
     return ", ".join(parts)

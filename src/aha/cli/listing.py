@@ -1,4 +1,4 @@
-"""`aha list`: models, methods, metrics, protocols and scores."""
+"""`aha list`: models, methods, metrics, protocols, references and scores."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Kind(StrEnum):
     METHODS = "methods"
     METRICS = "metrics"
     PROTOCOLS = "protocols"
+    REFERENCES = "references"
     SCORES = "scores"
 
 
@@ -50,6 +51,11 @@ _COLUMNS: dict[Kind, dict[str, Callable[[Entry], str]]] = {
         "what it measures": lambda entry: entry.summary,
         "needs": _needs,
     },
+    Kind.REFERENCES: {
+        "name": lambda entry: entry.name,
+        "what removed pixels show": lambda entry: entry.summary,
+        "parameters": lambda entry: entry.details["usage"],
+    },
     Kind.SCORES: {
         "name": lambda entry: entry.name,
         "what it is": lambda entry: entry.summary,
@@ -65,14 +71,14 @@ def list_things(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Only methods that work on this model (built with random weights).", autocompletion=complete_model
+            help="Only methods that fit this model (built with random weights).", autocompletion=complete_model
         ),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """List models, methods, metrics, protocols or scores.
+    """List models, methods, metrics, protocols, references or scores.
 
     Passes are images that go forwards and backwards through a miniature network for one map with the default
     parameters; on real ones score_cam, ablation_cam, tis, caap and vit_cx take more.
@@ -94,6 +100,7 @@ def list_things(
             listed = {
                 Kind.METRICS: catalogue.metrics,
                 Kind.PROTOCOLS: catalogue.protocols,
+                Kind.REFERENCES: catalogue.references,
                 Kind.SCORES: catalogue.scores,
             }
             entries = listed[kind]()
@@ -112,7 +119,7 @@ def list_things(
 def _nothing_found(kind: Kind, pattern: str | None, source: str | None, model: str | None) -> str:
     """Why a list is empty, for people and scripts."""
     if source in ("hf", "clip", "python"):
-        return f"{source} models have no list: they are named by a repository, a folder or a function"
+        return f"{source} models cannot be listed; name a repository, a folder or a function"
     where = f" of {source}" * (source is not None) + f" that fit {model}" * (model is not None)
     return f"no {kind}{where} match {pattern!r}; `aha list {kind}` shows all"
 

@@ -24,6 +24,7 @@ from aha.cli.options import (
     Std,
     Texts,
     Weights,
+    named_folder,
     numbers,
 )
 from aha.cli.reporting import INTERRUPTED, answer, print_json, reported, say_error
@@ -38,24 +39,25 @@ if TYPE_CHECKING:
 def recommend(
     model: Model,
     data: Annotated[str, typer.Option(help="Your images: folder, CSV, tar shards, or KIND:PLACE as in `aha bench`.")],
-    out: Annotated[Path, typer.Option(help="Folder of the race; the same command continues it.")] = Path(
-        "recommendation"
-    ),
-    budget: Annotated[str | None, typer.Option(help="Time it may take: 30min, 90s, 2h.", show_default="30min")] = None,
+    out: Annotated[
+        Path,
+        typer.Option(parser=named_folder, metavar="PATH", help="Run folder; the same command resumes it."),
+    ] = Path("recommendation"),
+    budget: Annotated[str | None, typer.Option(help="Time limit: 30min, 90s, 2h.", show_default="30min")] = None,
     passes: Annotated[
-        int | None, typer.Option(min=1, help="Images it may send through the model, forwards and backwards.")
+        int | None, typer.Option(min=1, help="Limit on images through the model, forward and backward.")
     ] = None,
-    must_be_below: Annotated[str | None, typer.Option(help="Time that a map may take, such as 100ms.")] = None,
+    must_be_below: Annotated[str | None, typer.Option(help="Longest time for one map, such as 100ms.")] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="Repeatable; methods to race.",
+            help="Repeatable; methods to compare.",
             autocompletion=complete_method,
-            show_default="all that fit the model, wrappers and search excepted",
+            show_default="all that fit the model, except wrappers and search",
         ),
     ] = None,
     target: Annotated[str, typer.Option(help="Explained class: top1, label, an index or a name.")] = "top1",
-    limit: Annotated[int | None, typer.Option(min=1, help="How many images, chosen by the seed.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of images, a random sample by the seed.")] = None,
     text: Texts = None,
     weights: Weights = None,
     no_pretrained: NoPretrained = False,
@@ -66,15 +68,15 @@ def recommend(
     score: Score = None,
     precision: Precision = "float32",
     engine: Engine = "eager",
-    batch_size: Annotated[int, typer.Option(min=1, help="Most images explained at once.")] = 8,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will cost, and stop.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Maximum batch size.")] = 8,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the expected cost and stop.")] = False,
     seed: Seed = 0,
     device: Device = None,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Race the methods that fit a model on your own images, within a budget, and say which one to use."""
+    """Compare the methods that fit a model on your images, within a budget, and recommend one."""
     with reported(debug=debug, quiet=quiet):
         check_texts(models=[model], methods=method or [], scores=[score] if score else [])
         check_paths([data])
@@ -130,7 +132,7 @@ def recommend(
         try:
             found = settle(racing)
         except KeyboardInterrupt:
-            say_error(f"interrupted; what is done is in {out}; the same command continues")
+            say_error(f"interrupted; finished results are in {out}; run the same command to resume")
             raise typer.Exit(INTERRUPTED) from None
         if json:
             print_json(found.as_dict())
@@ -162,6 +164,6 @@ def _outlook(cost: Outlook) -> str:
         most.append(f"{duration(cost.budget.seconds)} (about {cost.budget.seconds / cost.forward_seconds:,.0f} passes)")
     return (
         f"{cost.methods} methods, {cost.images} images; at most {' and '.join(most)}, {cost.spent:,} passes spent\n"
-        f"one image through the model takes {cost.forward_seconds * 1000:.0f} ms; scoring the first round takes "
-        f"{cost.first_passes:,} passes, and what the methods themselves need"
+        f"one image through the model takes {cost.forward_seconds * 1000:.0f} ms; a first round of all methods takes "
+        f"about {cost.first_passes:,} passes; if that exceeds the budget, only the cheapest are tried"
     )

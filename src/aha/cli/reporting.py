@@ -6,7 +6,9 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +21,13 @@ from aha.core.progress_line import duration
 from aha.errors import AhaError, AhaWarning, one_line
 
 _SECONDS_BETWEEN_LINES = 10.0
-INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
+INTERRUPTED, TERMINATED = 130, 143  # what shells report for a program that Ctrl-C, or SIGTERM, ended
 
 
 @contextmanager
 def reported(*, debug: bool, quiet: bool = False) -> Iterator[None]:
     """Turns what goes wrong inside into one line on stderr and an exit code; with `debug`, into a traceback."""
-    with _own_warnings_only(debug=debug, quiet=quiet):
+    with _own_warnings_only(debug=debug, quiet=quiet), _told_to_end():
         try:
             yield
         except AhaError as error:
@@ -40,9 +42,36 @@ def reported(*, debug: bool, quiet: bool = False) -> Iterator[None]:
         except ValueError as error:
             if debug or "null byte" not in str(error):  # as Python says of a file name
                 _fail_unexpectedly(error, debug=debug)
-            fail("a file name holds a NUL, which none can have")
+            fail("a file name contains a NUL character; remove it")
         except Exception as error:
             _fail_unexpectedly(error, debug=debug)
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM, as schedulers send it, ends the work as Ctrl-C does: at a moment that suits, with a word."""
+    former = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or former is not signal.SIG_DFL:
+        yield
+        return
+    was_told = False
+
+    def take(*_signal: object) -> None:
+        nonlocal was_told
+        if not was_told:
+            was_told = True
+            say_error("terminated (SIGTERM)")
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, take)
+    try:
+        yield
+    except typer.Exit as end:
+        if was_told and end.exit_code == INTERRUPTED:
+            raise typer.Exit(TERMINATED) from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _fail_unexpectedly(error: Exception, *, debug: bool) -> NoReturn:
@@ -107,8 +136,20 @@ def progress_bar(
 
 
 @contextmanager
-def training_bar(steps: int, *, shown: bool) -> Iterator[Callable[[Mapping[str, float]], None]]:
-    """A function that shows each step's figures: a bar with the time left on a terminal, else a line now and then."""
+def training_bar(config: Any, *, shown: bool) -> Iterator[Callable[[Mapping[str, float]], None]]:
+    """A function that shows each step's figures: a bar with the time left on a terminal, else a line now and then.
+
+    The first step tells what all of them will cost.
+    """
+    steps, told = config.steps, False
+
+    def tell_cost(record: Mapping[str, float]) -> None:
+        nonlocal told
+        if not told:
+            left = (steps - record["step"]) * config.batch_size / record["images_per_second"]
+            typer.echo(f"{config.passes:,} passes through the model in total; about {duration(left)} left", err=True)
+        told = True
+
     if not shown:
         yield lambda record: None
     elif sys.stderr.isatty():
@@ -118,11 +159,17 @@ def training_bar(steps: int, *, shown: bool) -> Iterator[Callable[[Mapping[str, 
         columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("", total=steps)
-            yield lambda record: progress.update(bar, completed=record["step"] + 1, description=_figures(record))
+
+            def advance(record: Mapping[str, float]) -> None:
+                tell_cost(record)
+                progress.update(bar, completed=record["step"] + 1, description=_figures(record))
+
+            yield advance
     else:
         every = max(1, steps // 50)
 
         def line(record: Mapping[str, float]) -> None:
+            tell_cost(record)
             done = int(record["step"]) + 1
             if done % every == 0 or done == steps or "validation_ins_del" in record:
                 typer.echo(f"step {done}/{steps} {_figures(record)}", err=True)
@@ -143,7 +190,7 @@ def bench_bar(
     def text(method: str) -> str:
         speed = state["cells"] / max(1, cells_per_image) / max(1e-9, time.monotonic() - state["start"])
         failed = f"  {int(state['failures'])} failed" if state["failures"] else ""
-        return f"{method}  {speed:.2g} images/s{failed}"
+        return f"{method}  {pace(speed)}{failed}"
 
     def count(step: Any) -> None:
         state["cells"] += step.cells
@@ -174,17 +221,24 @@ def bench_bar(
             now = time.monotonic()
             if now - state["said"] >= _SECONDS_BETWEEN_LINES:
                 left = (now - state["start"]) / state["cells"] * (total - state["cells"])
-                done = f"{int(state['cells'])}/{total} cells, {duration(left)} left"
+                done = f"{int(state['cells'])}/{total} results, {duration(left)} left"
                 typer.echo(f"{done}  {text(step.method)}", err=True)
                 state["said"] = now
 
         yield line
 
 
+def pace(images_per_second: float) -> str:
+    """A speed in words; what takes longer than a second is told as a time."""
+    if 0 < images_per_second < 1:
+        return f"{1 / images_per_second:.1f} s per image"
+    return f"{images_per_second:.1f} images per second"
+
+
 def _figures(record: Mapping[str, float]) -> str:
-    names = ("loss", "deletion", "insertion", "peaks", "validation_ins_del")
-    parts = [f"{name} {record[name]:.3f}" for name in names if name in record]
-    return "  ".join([*parts, f"{record['images_per_second']:.1f} images/s"])
+    """Short enough for 80 columns beside a bar."""
+    names = {"loss": "loss", "deletion": "del", "insertion": "ins", "validation_ins_del": "held-out"}
+    return " ".join(f"{short} {record[name]:.3f}" for name, short in names.items() if name in record)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,12 +34,14 @@ def check_texts(
 def check_place(on: str | None) -> None:
     """Refuses work on anything else than this process or Ray."""
     if on not in (None, "ray"):
-        raise SpecError(f"work can be shared on ray, not on {on!r}; what runs the model is --engine")
+        raise SpecError(f"--on must be ray, not {on!r}; --engine chooses what runs the model")
 
 
 def check_paths(texts: Iterable[str]) -> None:
     """Refuses a path that does not exist; kinds of data sets, and patterns of files, are left to their readers."""
     for text in texts:
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+            raise ImageError(f"{text} is an address, not a file; download it first")
         path = Path(text).expanduser()
         place = path.with_name(path.name.rpartition("@")[0]) if path.name.rpartition("@")[0] else path  # PLACE@SPLIT
         if not (set(text) & set(":*?{[") or path.exists() or place.exists()):

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import shlex
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
+from aha.cli.completion import complete_model
 from aha.cli.options import (
     Debug,
     Device,
     ImageSize,
     Json,
     Mean,
-    Model,
     NoPretrained,
     Quiet,
     Score,
@@ -26,10 +26,17 @@ from aha.cli.options import (
 )
 from aha.cli.reporting import INTERRUPTED, print_json, reported, say_error, training_bar
 from aha.cli.texts import check_paths, check_texts
+from aha.errors import SpecError
 
 
 def train(
-    model: Model,
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="SOURCE:NAME, as `aha list models` shows them. Several take turns, for a universal explainer.",
+            autocompletion=complete_model,
+        ),
+    ],
     data: Annotated[
         Path, typer.Option(help="Images: a folder, one folder per class, a CSV (file, label), or tar shards.")
     ],
@@ -37,13 +44,25 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the preset, such as steps=2000.")
     ] = None,
-    preset: Annotated[str, typer.Option(help="paper, small (a few thousand images on a CPU) or smoke.")] = "small",
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="small (thousands of images, a CPU), adapt (hundreds, from the universal explainer), universal "
+            "(several models), paper, or smoke.",
+            show_default="small; adapt with --start universal; universal for several models",
+        ),
+    ] = None,
     validation: Annotated[
         Path | None, typer.Option(help="Images to measure on; some of --data are held out by default.")
     ] = None,
-    start: Annotated[str | None, typer.Option(help="Explainer to start from, a folder or hub repository.")] = None,
+    start: Annotated[
+        str | None, typer.Option(help="Explainer to start from: universal, a folder, or a hub repository.")
+    ] = None,
     text: Texts = None,
-    weights: Weights = None,
+    weights: Annotated[
+        list[Path] | None,
+        typer.Option(help="Weights file: .safetensors, or torch:FILE. One for each --model, in their order."),
+    ] = None,
     no_pretrained: NoPretrained = False,
     img_size: ImageSize = None,
     mean: Mean = None,
@@ -70,37 +89,44 @@ def train(
     Runs as it is on one device, and under `accelerate launch` or `torchrun` on many.
     """
     with reported(debug=debug, quiet=quiet):
-        check_texts(models=[model], scores=[score] if score else [])
+        check_texts(models=model, scores=[score] if score else [])
         check_paths(str(place) for place in (data, validation) if place is not None)
+        if weights and len(weights) != len(model):
+            raise SpecError(f"{len(weights)} weights files for {len(model)} models; name one for each, in their order")
+        if remember and len(model) > 1:
+            raise SpecError("--remember is for the explainer of one model; name that of several: aha('OUT/explainer')")
 
         from aha.core.disk import check_writable
         from aha.learned.engine import launched_device
         from aha.learned.settings import load_settings
-        from aha.learned.training import BEST, METRICS
+        from aha.learned.training import BEST, METRICS, default_preset
         from aha.learned.training import train as run
         from aha.models import load_model
         from aha.models.sources import default_device
 
         given = [] if batch_size is None else [f"batch_size={batch_size}"]
-        chosen = load_settings(preset, [*(settings or []), *given])
+        chosen = load_settings(preset or default_preset(len(model), start), [*(settings or []), *given])
         check_writable(out)
         place = device or launched_device() or default_device()
-        target = load_model(
-            model,
-            weights=weights,
-            pretrained=not no_pretrained,
-            texts=text or None,
-            img_size=img_size,
-            mean=numbers(mean, "--mean"),
-            std=numbers(std, "--std"),
-            score=score,
-            device=place,
-            precision=cast("Any", precision) or ("bfloat16" if str(place).startswith("cuda") else "float32"),
-        )
+        targets = [
+            load_model(
+                name,
+                weights=file,
+                pretrained=not no_pretrained,
+                texts=text or None,
+                img_size=img_size,
+                mean=numbers(mean, "--mean"),
+                std=numbers(std, "--std"),
+                score=score,
+                device=place,
+                precision=cast("Any", precision) or ("bfloat16" if str(place).startswith("cuda") else "float32"),
+            )
+            for name, file in zip(model, weights or repeat(None, len(model)), strict=True)
+        ]
         try:
-            with training_bar(chosen.training.steps, shown=not quiet) as advance:
+            with training_bar(chosen.training, shown=not quiet) as advance:
                 explainer = run(
-                    target,
+                    targets,
                     data,
                     out,
                     settings=chosen,
@@ -109,35 +135,37 @@ def train(
                     resume=resume,
                     remember=remember,
                     on_step=advance,
+                    progress=False,
                 )
         except KeyboardInterrupt:
             say_error(f"interrupted; continue with --resume and the same command: {out}")
             raise typer.Exit(INTERRUPTED) from None
+        scores = explainer.config.scores
         result: dict[str, Any] = {
             "explainer": str(out / BEST),
             "metrics": str(out / METRICS),
             "steps": chosen.training.steps,
             "remembered": remember,
-            "validation": {name: round(value, 4) for name, value in explainer.config.scores.items()},
+            "validation": {name: round(value, 4) for name, value in scores.items()},
         }
         if json:
             print_json(result)
         elif not quiet:
-            scores = explainer.config.scores
             typer.echo(f"Explainer: {out / BEST}")
             typer.echo(
-                f"Held-out images: Deletion {scores.get('deletion', math.nan):.3f}, "
-                f"Insertion {scores.get('insertion', math.nan):.3f}, Ins-Del {scores.get('ins_del', math.nan):.3f}"
+                f"{scores['images']:.0f} held-out images: Deletion {scores['deletion']:.3f}, Insertion "
+                f"{scores['insertion']:.3f}, Ins-Del {scores['ins_del']:.3f} ± {scores['ins_del_error']:.3f}; "
+                f"Grad-CAM's Ins-Del {scores['grad_cam']:.3f}"
             )
             if remember:
-                typer.echo(f"Remembered: --method aha now means this explainer for {model}")
-            same = _same_model(model, weights, img_size, mean, std, text, no_pretrained=no_pretrained)
+                typer.echo(f"Remembered: --method aha now means this explainer for {model[0]}")
+            same = _same_model(model[0], weights, img_size, mean, std, text, no_pretrained=no_pretrained)
             typer.echo(f"Use it: aha explain PICTURE {same} --method \"aha('{out / BEST}')\"")
 
 
 def _same_model(
     model: str,
-    weights: Path | None,
+    weights: list[Path] | None,
     img_size: int | None,
     mean: str | None,
     std: str | None,
@@ -147,7 +175,8 @@ def _same_model(
 ) -> str:
     """The options that name the model again: an explainer is of use for these weights alone."""
     said: list[str] = ["--model", model]
-    for option, value in (("--weights", weights), ("--img-size", img_size), ("--mean", mean), ("--std", std)):
+    file = weights[0] if weights else None
+    for option, value in (("--weights", file), ("--img-size", img_size), ("--mean", mean), ("--std", std)):
         said += [] if value is None else [option, str(value)]
     for text in texts or ():
         said += ["--text", text]
