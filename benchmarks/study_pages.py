@@ -46,10 +46,10 @@ from study_results import (
 from aha.bench import read_run
 from aha.results.headroom import is_oracle
 
-ORDER = f"""Sorted by the difference to `{BASE}` on the photographs that both were measured on, whose number stands in
-brackets where it is smaller than *n*; so does that of the photographs in common with `{LEADER}`, where differences to
-it were noted. Deletion, Insertion and Ins-Del are means over a method's own *n* photographs, so
-that methods of different *n* are compared by the differences, not by them.
+ORDER = f"""Sorted by the difference to `{BASE}` on common photographs. Their number is in brackets if it is smaller
+than *n*, as is that of the photographs in common with `{LEADER}`, where differences to it were recorded. Deletion,
+Insertion and Ins-Del are means over a method's own *n* photographs: compare methods of different *n* by the
+differences, not by these means.
 
 """
 COMPARED = (
@@ -118,8 +118,8 @@ def table(results: list[Result]) -> str:
     note = ""
     if oracle:
         note = (
-            f"\nHeadroom: 0 is `random_map`, 1 is what `{oracle}` found on the same photograph; how many photographs "
-            f"were searched stands in brackets. A worst tenth is given of {TAIL} photographs or more.\n"
+            f"\nHeadroom: 0 is `random_map`, 1 is what `{oracle}` found on the same photograph; the number of "
+            f"searched photographs is in brackets. A worst tenth is given for {TAIL} photographs or more.\n"
         )
     return markdown(heads, rows) + note
 
@@ -173,8 +173,8 @@ def _counts(results: list[Result]) -> str:
 
 
 def leaders(by_model: dict[str, list[Result]]) -> str:
-    """One look of AHA beside Grad-CAM and beside the best of the others, and what three steps add."""
-    heads = ["network", "AHA, one look", "ahead of Grad-CAM by", "the best of the others: AHA ahead of it by"]
+    """AHA in a single pass against Grad-CAM and the strongest others, and what three steps add."""
+    heads = ["network", "AHA, single pass", "lead over Grad-CAM", "lead over the strongest others"]
     heads += ["three refinement steps add"]
     rows = []
     for name, results in by_model.items():

@@ -27,11 +27,11 @@ from aha.results.score_table import summarise
 
 DASH = "–"
 INTRODUCTION = """\
-Printed numbers come from other weights, more images and finer protocols: as a rule orders and directions can be
-compared, values cannot; where the very network of a table was at hand, a section of its own compares values. *n*
-counts photographs, in mosaics maps; ± is the standard error of the mean difference on common photographs, or of our
-mean. Rows marked *earlier* are of curves in 4 or 8 steps; AHA's rows under *MDA's protocol* are of a former explainer.
-[What it says](index.md)."""
+Published numbers come from other weights, more images and finer protocols. As a rule, orders and directions can be
+compared and values cannot. If the network of a published table was available, a separate section compares values. *n*
+counts photographs, in mosaics maps. ± is the standard error of the mean difference on common photographs, or of our
+mean. Rows marked *earlier* are from curves in 4 or 8 steps; AHA's rows under *MDA's protocol* are from an earlier
+explainer. [The results](index.md) discuss them."""
 PAPER_TABLES = ("caap-table14", "mda-table5")
 MANY_ERRORS = 2
 

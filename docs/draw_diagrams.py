@@ -25,17 +25,17 @@ class Box(NamedTuple):
 
 DIAGRAMS: dict[str, tuple[str, Sequence[Box]]] = {
     "models": (
-        "From a picture to a map: read, prepared, shown to your network, explained, carried back to the picture",
+        "From an image to a map: read, preprocessed, run through your model, explained, mapped back to the image",
         [
-            Box("picture", ("path, PIL, array,", "folder, DataLoader")),
-            Box("prepared", ("as in the model's", "own evaluation")),
-            Box("your network", ("watched, never changed",), is_yours=True),
-            Box("method", ("one map per", "picture and class")),
-            Box("on the picture", ("original pixels, NaN where", "the model never looked")),
+            Box("image", ("path, PIL, array,", "folder, DataLoader")),
+            Box("preprocessed", ("as in the model's", "own evaluation")),
+            Box("your network", ("traced, never changed",), is_yours=True),
+            Box("method", ("one map per", "image and class")),
+            Box("on the image", ("original pixels, NaN where", "the model saw nothing")),
         ],
     ),
     "scale": (
-        "Images are dealt out to processes, each writes its own file, and the last one writes the report",
+        "Images are divided among processes, each writes its own file, and the last one writes the report",
         [
             Box("plan", ("models, methods,", "metrics, data")),
             Box("n processes", ("each takes every", "n-th image")),
@@ -53,29 +53,29 @@ DIAGRAMS: dict[str, tuple[str, Sequence[Box]]] = {
         ],
     ),
     "recommend": (
-        "All methods start on two images; the better ones go on with more, the best are checked, one sentence remains",
+        "All methods start on two images; the better half continues on more, the best are checked, one is recommended",
         [
             Box("all that fit", ("on two of", "your images")),
-            Box("the better half", ("on twice as many, with those", "that may still be the best")),
+            Box("the better half", ("on twice as many, with those", "not significantly worse")),
             Box("the last few", ("on as many as", "the budget allows")),
             Box("sanity", ("class, noise", "and weights")),
-            Box("one sentence", ("what to use, by how much,", "and how sure that is")),
+            Box("one sentence", ("what to use, by how much,", "and how certain")),
         ],
     ),
     "train": (
-        "A frozen network is asked about pictures without pixels; a small decoder learns the order that matters",
+        "A frozen network scores images with pixels removed; a small decoder learns the order that matters",
         [
-            Box("pictures", ("some thousand,", "no labels needed")),
-            Box("frozen network", ("gives features, and answers", "to pictures without pixels"), is_yours=True),
+            Box("images", ("some thousand,", "no labels needed")),
+            Box("frozen network", ("gives features, and scores", "of perturbed images"), is_yours=True),
             Box("decoder", ("learns to order pixels by", "Deletion and Insertion")),
-            Box("maps in one look", ("refined per picture", "if you like")),
+            Box("maps in one pass", ("refined per image", "if you like")),
         ],
     ),
     "aha": (
-        "One pass forwards and one backwards give evidence, a decoder corrects it level by level, outlines sharpen it",
+        "One forward and one backward pass give evidence, a decoder corrects it level by level, outlines sharpen it",
         [
             Box("your network", ("one forward pass,", "one backward pass"), is_yours=True),
-            Box("evidence", ("what speaks for the", "class at four levels")),
+            Box("evidence", ("for the class,", "at four levels")),
             Box("decoder", ("corrects the map from", "deep to shallow levels")),
             Box("outlines", ("values stop at the", "borders of regions")),
             Box("map", ("an order of pixels,", "refined if you like")),
@@ -84,30 +84,30 @@ DIAGRAMS: dict[str, tuple[str, Sequence[Box]]] = {
     "huggingface": (
         "A repository, a folder or a model in memory: its files say what its inputs and its classes are",
         [
-            Box("hf:PLACE", ("or the model that", "you hold already"), is_yours=True),
+            Box("hf:PLACE", ("or a model", "in memory"), is_yours=True),
             Box("processor", ("size, mean and", "deviation")),
             Box("config", ("names of", "the classes")),
             Box("explain", ("every method that fits,", "no layer to name")),
         ],
     ),
     "clip": (
-        "Texts are embedded once and become the classes; a picture then passes through the image tower alone",
+        "Texts are embedded once and become the classes; an image then passes through the image tower only",
         [
             Box("texts", ("a cat,", "a dog on grass"), is_yours=True),
-            Box("text tower", ("asked once,", "then out of the way")),
+            Box("text tower", ("runs once,", "then is not needed")),
             Box("class vectors", ("one per text, new ones", "without training")),
             Box("image tower", ("read by every method,", "attention too")),
             Box("a map per text", ("for the text that", "you ask about")),
         ],
     ),
     "own_module": (
-        "Your transform is tried on black, white and ramps; so maps come back on the original picture",
+        "Your transform is probed with black, white and ramps, so that maps fit the original image",
         [
-            Box("your module", ("any nn.Module,", "left as it was"), is_yours=True),
+            Box("your module", ("any nn.Module,", "left unchanged"), is_yours=True),
             Box("your transform", ("or input_size,", "mean and std"), is_yours=True),
-            Box("tried out", ("on black, white", "and ramps")),
-            Box("explain", ("by what the module", "can give")),
-            Box("on the picture", ("where the transform", "only crops and scales")),
+            Box("probed", ("with black, white", "and ramps")),
+            Box("explain", ("by what the module", "provides")),
+            Box("on the image", ("where the transform", "only crops and scales")),
         ],
     ),
     "refusals": (
@@ -120,11 +120,11 @@ DIAGRAMS: dict[str, tuple[str, Sequence[Box]]] = {
         ],
     ),
     "security": (
-        "What comes from elsewhere is checked or refused before it reaches your machine's memory, disk or interpreter",
+        "Data from outside is checked or refused before it reaches your machine's memory, disk or interpreter",
         [
-            Box("from elsewhere", ("pictures, weights,", "texts, visitors")),
+            Box("from outside", ("images, weights,", "texts, visitors")),
             Box("limits", ("size, time, number;", "a token, a host name")),
-            Box("data alone", ("nothing is unpickled", "or evaluated")),
+            Box("data only", ("nothing is unpickled", "or evaluated")),
             Box("your machine", ("code runs only where", "you name it"), is_yours=True),
         ],
     ),

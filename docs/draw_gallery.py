@@ -52,7 +52,7 @@ CELL, COLUMNS = 210, 6
 # Texts in place of names: wrappers need something inside, and some methods would take minutes.
 TEXTS = {
     "aha": ("aha", "aha(refine=3)"),
-    "extremal_perturbation": ("extremal_perturbation(steps=40)",),
+    "extremal_perturbation": ("extremal_perturbation(steps=100)",),
     "gradient_shap": ("gradient_shap(n=20)",),
     "integrated_gradients": ("integrated_gradients(steps=20)",),
     "kernel_shap": ("kernel_shap(n=300, parts=patches(grid=7))",),

@@ -120,6 +120,12 @@ def protocols() -> str:
     return table(("protocol", "note", "in full"), rows)
 
 
+def references() -> str:
+    """Every registered reference with its parameters."""
+    rows = [(f"`{entry.name}`", entry.summary, entry.details["usage"]) for entry in catalogue.references()]
+    return table(("reference", "what removed pixels show", "parameters"), rows)
+
+
 def _folded(texts: Sequence[str]) -> str:
     """Long texts that open at a click."""
     count = f"{len(texts)} metric{'s' * (len(texts) != 1)}"
@@ -159,5 +165,5 @@ def _by_family(entries: Iterable[catalogue.Entry]) -> dict[str, list[catalogue.E
 
 GENERATED: dict[str, Callable[[], str]] = {
     function.__name__: function
-    for function in (methods, scores, gallery, metrics, protocols, method_reference, metric_reference)
+    for function in (methods, scores, gallery, metrics, protocols, references, method_reference, metric_reference)
 }

@@ -23,7 +23,7 @@ def main(out: Path) -> None:
         found.overlay(index).save(out / f"cat_{index}.png")
         print(found.caption(index))
 
-    # AHA's map is drawn in one look: the explainer of this model is part of the package.
+    # AHA draws its map in a single pass; the explainer of this model is part of the package.
     aha.explain(model, coffee, "aha").overlay().save(out / "coffee.png")
 
     # A table needs baselines: what does a map score that has never seen the model?

@@ -1,9 +1,9 @@
-"""Train an explainer for a model, draw maps with it in one look, and refine them.
+"""Train an explainer for a model, draw maps with it in a single pass, and refine them.
 
     python examples/train_and_refine.py [FOLDER] [KEY=VALUE]...
 
 The preset `smoke` shows that all parts work: four steps on six photographs teach nothing. For an explainer worth using,
-take some thousand pictures and the preset `small`: `aha train --model SPEC --data IMAGES --out RUN`.
+use some thousand images and the preset `small`: `aha train --model SPEC --data IMAGES --out RUN`.
 """
 
 import sys

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from agreement import POOLS, Seen, Vit
 from fakes import SIZE, tiny_vit
+from skips import pytest_terminal_summary
+
+__all__ = ["pytest_terminal_summary"]  # of pytest: the line about skipped tests
 
 
 @pytest.fixture(autouse=True)

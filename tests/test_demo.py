@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 from aha import demo
 from aha.demo import DemoFiles, photographs, run_demo
 from aha.errors import OutputError
+from aha.models import TargetModel, load_model
 from command_line import assert_refused, items, run
 
 METHODS = {"grad_cam": "Where.", "edge_map": "A control."}
@@ -46,6 +48,9 @@ def test_small_demo(tmp_path: Path) -> None:
     made = run_demo(out, names=NAMES, methods=METHODS, on_progress=steps.append)
     check_files(made, photos=2, methods=2)
     assert steps == [1] * 4
+    text = made.gallery.read_text(encoding="utf-8")
+    assert text.index("<figure") < text.index("How to read the maps</h2>") < text.index("Reproduce this page")
+    assert len(text[text.index("<body>") : text.index("<article")]) < 800, "maps are the first thing to see"
     by_image = {(Path(item["image"]).name, item["label"]) for item in items(out)}
     assert by_image == {
         *(("chelsea.png", label) for label in ("tiger cat", "Egyptian cat")),
@@ -53,6 +58,21 @@ def test_small_demo(tmp_path: Path) -> None:
     }
     again = run_demo(out, names=NAMES, methods=METHODS)
     check_files(again, photos=2, methods=2)
+
+
+def test_the_demo_asks_the_model_no_more_than_it_has_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Curves of three maps that know nothing, and of Grad-CAM: those of `edge_map` are among them already."""
+    seen: list[Counter[str]] = []
+
+    def keep(*args: Any, **options: Any) -> TargetModel:
+        seen.append((model := load_model(*args, **options)).passes)
+        return model
+
+    monkeypatch.setattr(demo, "load_model", keep)
+    run_demo(tmp_path, names=NAMES[:1], methods=METHODS)
+    curves = 4 * 2 * demo.PROTOCOL.steps * len(demo.PROTOCOL.references)
+    assert seen[0]["forward"] <= curves + 8
+    assert len(demo.EXPLAINED) * (3 + len(demo.METHODS) - 1) * curves / 4 <= 1100, "that is most of its time"
 
 
 def test_photographs_are_carried_by_the_package() -> None:
@@ -95,7 +115,7 @@ def test_missing_photographs_name_the_extra(tmp_path: Path, monkeypatch: pytest.
 def test_full_demo_and_its_snippet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = run_demo("demo-gallery")
-    check_files(made, photos=len(demo.PHOTOGRAPHS), methods=len(demo.METHODS))
+    check_files(made, photos=len(demo.EXPLAINED), methods=len(demo.METHODS))
     snippet = demo._snippet(demo.METHODS, Path("again"), seed=0, batch_size=4)
     exec(compile(snippet, "snippet", "exec"), {})
     first, second = items(tmp_path / "demo-gallery"), items(tmp_path / "again")

@@ -51,7 +51,10 @@ if not (ROOT / "docs").is_dir():
 
 SIZE = 64
 MOST_NOT_RUN = 1
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/llms.txt")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 _FENCE = re.compile(
     r"(?:^ *<!-- (?P<mark>not run|needs): (?P<reason>[^\n]+?) -->\n)?"
     r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```",
@@ -136,7 +139,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         raise AssertionError("the documentation reached for the network")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setenv("AHA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AHA_DATA", str(tmp_path / "cache"))
     monkeypatch.setattr(load, "_from_spec", stand_in)
     brief = ["steps=2", "validation_images=1", "validation_steps=2", "batch_size=2", "perturbations=2"]
     original = settings.load_settings

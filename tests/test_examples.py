@@ -26,7 +26,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         raise AssertionError("an example reached for the network")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setenv("AHA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AHA_DATA", str(tmp_path / "cache"))
     before = dict(METHODS._things)
     yield
     METHODS._things.clear()

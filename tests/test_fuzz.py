@@ -5,6 +5,10 @@ from __future__ import annotations
 import io
 import json
 import struct
+import tarfile
+import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,17 +22,24 @@ from PIL import Image
 from safetensors.torch import save
 
 from aha.bench.plan import make_plans, read_plans
+from aha.bench.records import Cell
+from aha.bench.store import ROWS, Store, read_cells, work_of
+from aha.core.disk import result_key
 from aha.core.strict import from_json, read_json
+from aha.data.datasets import find_data
 from aha.data.images import read_image
 from aha.data.labelled import find_labelled, read_mask
 from aha.errors import AhaError
 from aha.learned.explainer import ExplainerConfig
 from aha.methods import METHODS, load_method
 from aha.metrics.protocols import load_protocols
+from aha.models import TargetModel, load_model
 from aha.models.scores import load_score
 from aha.models.weights import read_weights
 from aha.perturb.partitions import PARTITIONS
 from aha.perturb.references import REFERENCES, load_reference
+from aha.results.saved_maps import SavedMap
+from fakes import SIZE, TinyCNN
 
 LONGEST_LINE = 1500
 
@@ -201,3 +212,191 @@ def test_a_safetensors_file_that_promises_more_than_it_holds(tmp_path: Path) -> 
     (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     with pytest.raises(AhaError, match=r"w\.safetensors"):
         read_weights(tmp_path / "w.safetensors")
+
+
+# Data sets
+
+
+def looked_at(text: str, model: TargetModel) -> None:
+    """All images of a data set, with their pictures and masks."""
+    for image in find_data(text, model):
+        holds(lambda image=image: read_image(image.content(), 10**6))  # type: ignore[misc]
+        if image.mask is not None:
+            holds(image.true_mask)
+
+
+@pytest.fixture(scope="module")
+def model() -> TargetModel:
+    return load_model(TinyCNN(classes=37).eval(), input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3)
+
+
+coco_values = st.one_of(
+    json_values, st.sampled_from([60_000, 10**18, -1, [[1, 1, 3, 1, 3, float("nan")]], {"counts": [10**15]}, "x.jpg"])
+)
+
+
+@bounded
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7), coco_values), min_size=1, max_size=3))
+def test_coco(tmp_path: Path, model: TargetModel, changes: list[tuple[int, int, Any]]) -> None:
+    annotation: dict[str, Any] = {"image_id": 1, "category_id": 9, "area": 6, "bbox": [1, 1, 2, 1], "iscrowd": 0}
+    image: dict[str, Any] = {"id": 1, "file_name": "x.jpg", "height": 4, "width": 6}
+    content: dict[str, Any] = {"images": [image], "annotations": [annotation], "categories": [{"id": 9}]}
+    annotation["segmentation"] = [[1, 1, 3, 1, 3, 2, 1, 2]]
+    for part, entry, value in changes:
+        chosen = (annotation, annotation, image, content)[part]
+        chosen[list(chosen)[entry % len(chosen)]] = value
+    for folder in ("annotations", "val2017"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / "val2017" / "x.jpg").write_bytes(picture("JPEG"))
+    (tmp_path / "annotations" / "instances_val2017.json").write_text(json.dumps(content))
+    holds(lambda: looked_at(f"coco:{tmp_path}", model))
+
+
+LISTS = {
+    "pets": {"annotations/test.txt": "#\na 1 1 1\nb 2 1 1\n", "trimaps/a.png": picture("PNG").decode("latin-1")},
+    "imagenet": {"labels.csv": "file,class_index\na.jpg,1\n", "boxes.csv": "file,x0,y0,x1,y1\na.jpg,1,1,3,3\n"},
+    "imagenet ": {"LOC_val_solution.csv": "ImageId,PredictionString\na,n01440764 1 2 3 4\n"},
+    "imagenet  ": {"ILSVRC2012_validation_ground_truth.txt": "1\n", "meta.mat": "MATLAB 5.0 MAT-file" + " " * 200},
+    "csv": {"list.csv": "file,label,mask,x0,y0,x1,y1\nimages/a.jpg,1,trimaps/a.png,1,1,3,3\nimages/a.jpg,1,,1,1,2,2\n"},
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_lists_of_data_sets(tmp_path: Path, model: TargetModel, kind: str) -> None:
+    wholes = {name: text.encode("latin-1") for name, text in LISTS[kind].items()}
+
+    @bounded
+    @given(st.fixed_dictionaries({name: st.one_of(st.just(whole), damaged(whole)) for name, whole in wholes.items()}))
+    def check(files: dict[str, bytes]) -> None:
+        for name, content in {**files, "images/a.jpg": picture("JPEG")}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(content)
+        place = tmp_path / "list.csv" if kind == "csv" else tmp_path
+        holds(lambda: looked_at(f"{kind.strip()}:{place}", model))
+
+    check()
+
+
+def test_shards(tmp_path: Path, model: TargetModel) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in (("a.png", picture("PNG")), ("a.cls", b"3"), ("b.png", picture("PNG")), ("b.json", b"{}")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+    @bounded
+    @given(damaged(buffer.getvalue()), st.integers(0, 99), st.integers(0, 10**30))
+    def check(content: bytes, first: int, last: int) -> None:
+        (tmp_path / "x.tar").write_bytes(content)
+        holds(lambda: looked_at(f"shards:{tmp_path / 'x.tar'}", model))
+        holds(lambda: looked_at(f"shards:{tmp_path}/y-{{{first}..{last}}}.tar", model))
+
+    check()
+
+
+# Maps
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_saved_maps(tmp_path: Path, suffix: str) -> None:
+    buffer = io.BytesIO()
+    (np.save if suffix == ".npy" else np.savez)(buffer, np.ones((3, 4)))
+
+    @bounded
+    @given(damaged(buffer.getvalue()))
+    def check(content: bytes) -> None:
+        (tmp_path / f"a{suffix}").write_bytes(content)
+        holds(SavedMap(tmp_path / "a.png", "m", None, tmp_path / f"a{suffix}").read)
+
+    check()
+
+
+# What a run depends on
+
+
+IMAGES, METHODS_RUN = ("a", "b"), ("m", "n")
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["label", "boxes", "mask", "content"]),  # what changes
+        st.sampled_from(IMAGES),
+        st.integers(0, 2),  # and what it becomes
+        st.sets(st.sampled_from(METHODS_RUN)),  # which methods are run afterwards
+        st.sets(st.sampled_from(IMAGES), min_size=1),
+        st.floats(0, 4e9),  # what the clock says
+    ),
+    max_size=8,
+)
+
+
+@bounded
+@given(events)
+def test_truths_and_clocks(events: list[Any]) -> None:
+    """What counts was found in the state of things that its image was last seen in, whatever the clock says."""
+    state = {image: dict.fromkeys(("label", "boxes", "mask", "content"), 0) for image in IMAGES}
+    seen: dict[str, dict[str, int]] = {}
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / ROWS).mkdir()
+        for what, changed, value, methods, images, clock in events:
+            state[changed][what] = value
+            with Store(Path(place)) as store:
+                cells = [cell_of(method, image, state[image], clock) for method in methods for image in images]
+                store.add(cells)
+            for method in methods:
+                for image in images:
+                    seen[image] = found[method, image] = dict(state[image])
+        expected = {about for about, facts in found.items() if facts == seen[about[1]]}
+        assert {(cell["method"], cell["image"]) for cell in read_cells(Path(place))} == expected
+
+
+def cell_of(method: str, image: str, facts: dict[str, int], clock: float) -> Cell:
+    work = work_of("model", "digest", method, "protocol", "top1", image)
+    return {
+        "key": f"{work}-{result_key(sorted(facts.items()))}",
+        "model": "model",
+        "digest": "digest",
+        "method": method,
+        "protocol": "protocol",
+        "asked": "top1",
+        "image": image,
+        "label": facts["label"],
+        "found": [],
+        "failures": [],
+        "version": "0",
+        "made": clock,
+        "content": str(facts["content"]),
+        "state": "s",
+        "truth": {"boxes": str(facts["boxes"]), "mask": str(facts["mask"])},
+    }
+
+
+# Visitors
+
+
+@bounded
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), st.booleans()), max_size=20))
+def test_uploads_that_hang_up(asked: list[tuple[str, str, bool]]) -> None:
+    """What is given up before its turn is never begun; the rest is, address by address."""
+    pytest.importorskip("starlette")
+    from aha.web.reading import Asker, Readers
+
+    readers, go_on, begun = Readers(1, "fuzz"), threading.Event(), list[int]()
+    first = readers.ask(lambda: go_on.wait(60))
+    futures = [
+        readers.ask(lambda number=number: begun.append(number), Asker(address, visitor))
+        for number, (address, visitor, _) in enumerate(asked)
+    ]
+    while not first.running():
+        time.sleep(0.001)
+    stays = [number for number, (_, _, hangs_up) in enumerate(asked) if not (hangs_up and futures[number].cancel())]
+    go_on.set()
+    for number in stays:
+        futures[number].result(60)
+    assert sorted(begun) == stays
+    for place, number in enumerate(begun):
+        own = [other for other in begun[:place] if asked[other][0] == asked[number][0]]
+        for address in {asked[other][0] for other in begun[place:]}:
+            before = sum(asked[other][0] == address for other in begun[:place])
+            ahead = sum(hangs_up for other, _, hangs_up in asked if other in (address, asked[number][0]))
+            assert len(own) - before <= 1 + ahead  # turns of those who left count as well

@@ -205,7 +205,7 @@ def as_if_nothing_had_happened(name: str, times: int, count: int, forks: Forks, 
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AHA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AHA_DATA", str(tmp_path / "cache"))
 
 
 NAMES = ("explain", "evaluate", "bench", "recommend", "train")

@@ -27,13 +27,26 @@ timm:resnet18,grad_cam,10,0.137,0.483,0.346,0.014,0.0,0.0,1.0,1.0,quick
 """
 
 
-@pytest.fixture
-def hooks(tmp_path: Path) -> ModuleType:
-    spec = spec_from_file_location("site_hooks", DOCS / "hooks.py")
+def loaded(script: str) -> ModuleType:
+    spec = spec_from_file_location(f"site_{script}", DOCS / f"{script}.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def hooks() -> ModuleType:
+    return loaded("hooks")
+
+
+def test_the_ten_calls_are_those_of_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = loaded("make_llms")
+    assert script.OUT.read_text(encoding="utf-8") == script.llms_text(), "run `make llms`"
+    assert len(script.CALLS) == 10
+    monkeypatch.setattr(script, "CALLS", [script.CALLS[0]._replace(words="aha.no_such_call")])
+    with pytest.raises(SystemExit, match=r"docs/index.md has 0 blocks with 'aha.no_such_call'"):
+        script.llms_text()
 
 
 def test_every_marker_is_known(hooks: ModuleType) -> None:
