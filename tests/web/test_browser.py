@@ -174,13 +174,20 @@ def test_opacity_colours_sign_and_mask(page: Any) -> None:
     clear = canvases(page, ".tile > canvas")
     assert all((one == clear[0]).all() for one in clear)  # nothing but the picture
     set_slider(page, "#opacity", 1)
-    looks = [canvas(page, tile)]
-    assert (looks[0] != clear[0]).any()
+    overlay = canvas(page, tile)
+    assert (overlay != clear[0]).any()
+    bar = ".tile:nth-child(2) canvas.scale"
+    automatic = canvas(page, bar)
     page.locator("#mode").select_option("map")
-    for selector, choice in (("#cmap", "viridis"), ("#signed", "yes"), ("#signed", "no")):
-        page.locator(selector).select_option(choice)
-        eventually(page, lambda: (canvas(page, tile) != looks[-1]).any())  # once the colours are fetched
-        looks.append(canvas(page, tile))
+    page.locator("#cmap").select_option("viridis")
+    eventually(page, lambda: (canvas(page, bar) != automatic).any())  # once the colours are fetched
+    frames(page)
+    plain = canvas(page, tile)
+    assert (plain != overlay).any()
+    page.locator("#signed").select_option("yes")
+    eventually(page, lambda: (canvas(page, tile) != plain).any())
+    page.locator("#signed").select_option("no")
+    eventually(page, lambda: (canvas(page, tile) == plain).all())
     page.locator("#mode").select_option("mask")
     set_slider(page, "#top", 100)
     assert np.abs(canvas(page, tile) - clear[0]).max() <= 1
