@@ -10,6 +10,7 @@ export class Plot {
   constructor(place, onScrub = null) {
     this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", ...(onScrub && { class: "scrubs" }) });
     place.replaceChildren(this.svg);
+    this.share = 0;
     if (!onScrub) return;
     let isDown = false;
     const scrub = (event) => {
@@ -46,6 +47,7 @@ export class Plot {
     this.svg.setAttribute("aria-label", label);
     const axis = svg("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, label);
     const marks = this.svg.classList.contains("scrubs") ? [this.cursor, ...paths, ...this.markers] : paths;
+    this.mark(this.share); // new markers stand where the old ones stood
     this.svg.replaceChildren(...up, ...across, axis, ...limits, ...marks);
   }
 
@@ -64,6 +66,7 @@ export class Plot {
 
   /** Moves the markers along their curves; returns the heights. */
   mark(share) {
+    this.share = share;
     if (!this.lines) return [];
     this.cursor.setAttribute("x1", this.x(share));
     this.cursor.setAttribute("x2", this.x(share));
