@@ -336,7 +336,7 @@ def test_refinement_shows_each_step_as_it_comes(sized: Any) -> None:
     sized.locator("#refine-start").click()
     until(sized, "document.querySelectorAll('#refine tbody tr').length === 6")
     assert {1, 2, 3, 4, 5, 6} <= set(sized.evaluate("[...window.seen]"))
-    # May be none: in a second window the server knows the steps, and on a busy machine they come faster than they are told.
+    # May be none: a second window gets steps that are known, and on a busy machine they come faster than they are told.
     told = [text for text in sized.evaluate("[...window.told]") if text]
     shape = r"T = [0-5], \d{1,3} %: its (curves are measured|map is drawn)"
     assert all(re.fullmatch(shape, text) for text in told)
