@@ -64,7 +64,8 @@ class State:
     def fresh(cls, explainer: Explainer, config: TrainConfig) -> State:
         """Before the first step."""
         average = {name: value.clone() for name, value in explainer.state_dict().items()}
-        optimiser = torch.optim.AdamW(explainer.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+        learned = [one for one in explainer.parameters() if one.requires_grad]
+        optimiser = torch.optim.AdamW(learned, lr=config.learning_rate, weight_decay=config.weight_decay)
         return cls(explainer, average, optimiser)
 
     @contextmanager

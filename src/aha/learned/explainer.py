@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -43,6 +43,7 @@ from aha.learned.evidence import (
     standardised_maps,
     traced,
 )
+from aha.learned.looks import Whole, revised, revision_config
 from aha.learned.settings import ENCODERS, Design, Evidence
 from aha.models import Captures, TargetModel, load_model, refuse_code
 from aha.models.hooks import preserved_random_state
@@ -103,6 +104,7 @@ class ExplainerConfig:
         rivals: class evidence is that against the class's rivals: see `against_rivals`.
         form: "own" reads features and class vectors of one network; "stages" and "tokens" read what every network of
             that kind has: see `universal.py`.
+        revision: channels of the decoder that corrects maps by more looks; 0 if there is none: see `looks.py`.
         preprocessing: how pictures become the target's inputs, for the record.
         temperature: the final one of training, used in refinement.
         response: share of the model's response that each equal part of the pixels carries, most important first; empty
@@ -122,6 +124,7 @@ class ExplainerConfig:
     evidence_stages: tuple[int, ...] = ()
     rivals: bool = False
     form: Form = "own"
+    revision: int = 0
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     temperature: float = 0.01
     response: tuple[float, ...] = ()
@@ -152,6 +155,10 @@ class Explainer(nn.Module):
             if config.conditioning == "embedding":
                 self.embedding = nn.Embedding(config.num_classes, config.decoder.class_dim)
                 nn.init.normal_(self.embedding.weight, std=0.02)
+            self.revision: Decoder | None = None
+            if config.revision and config.form != "own":
+                sizes = config.decoder.stride, config.decoder.cohesion
+                self.revision = Decoder(revision_config(config.form, config.revision, *sizes))
         self._encoder: TargetModel | None = None
         self.source = ""  # the folder or repository that it was read from
 
@@ -171,7 +178,7 @@ class Explainer(nn.Module):
             config.response,
             config.decoder,
         )
-        return result_key(state_digest(self.state_dict()), repr(used))
+        return result_key(state_digest(self.state_dict()), repr(used + (config.revision,) * bool(config.revision)))
 
     @classmethod
     def for_target(cls, target: TargetModel, design: Design | None = None, *, seed: int = 0) -> Self:
@@ -222,7 +229,11 @@ class Explainer(nn.Module):
         return explainer.to(target.device)
 
     def start_from(self, other: Explainer) -> None:
-        """Takes over another explainer's weights, which must have the same sizes."""
+        """Takes over another explainer's weights, which must have the same sizes; they stay if only looks are learned."""
+        if self.revision is not None and other.revision is None:
+            self.decoder.load_state_dict(other.decoder.state_dict())
+            self.config = replace(self.config, response=other.config.response, temperature=other.config.temperature)
+            return
         mine, theirs = ({name: tuple(value.shape) for name, value in e.state_dict().items()} for e in (self, other))
         if mine != theirs:
             raise ModelError("the explainer to start from has other sizes; use the same encoder, stages and width")
@@ -291,13 +302,39 @@ class Explainer(nn.Module):
         maps: Tensor = self.decoder(given, size)
         return maps
 
-    def maps(self, target: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
-        """Maps (B, H, W) of target inputs (T = 0); an image that is there for several classes runs forward once."""
+    def maps(
+        self, target: TargetModel, inputs: Tensor, classes: Tensor, reviser: Explainer | None = None, looks: int = 1
+    ) -> Tensor:
+        """Maps (B, H, W) of target inputs (T = 0); an image that is there for several classes runs forward once.
+
+        With more looks than one, the reviser corrects them: this explainer itself, or a universal one.
+        """
         self.eval()
         inputs = inputs.to(target.device)
         with torch.no_grad(), target.sharing():
-            given = self.read(target, self.look(target, inputs), classes)
-            return self.forward(given, (int(inputs.shape[-2]), int(inputs.shape[-1])))
+            look = self.look(target, inputs)
+            maps = self.forward(self.read(target, look, classes), (int(inputs.shape[-2]), int(inputs.shape[-1])))
+            if looks == 1:
+                return maps
+            reviser = (reviser or self).eval()
+            return reviser.revised(target, reviser.whole(target, look, classes), inputs, classes, maps, looks)
+
+    def whole(self, target: TargetModel, look: Look, classes: Tensor) -> Whole:
+        """What a correction reads of the whole images; of another explainer's look, the images run again."""
+        wanted = universal.captures(target, look.inputs.shape[1:])
+        is_read = look.trace is not None and set(wanted.features) <= set(look.trace.features)
+        trace = look.trace if is_read and look.trace is not None else traced(target, look.inputs, wanted)
+        return Whole.read(target, trace, look.inputs, classes)
+
+    def revised(
+        self, target: TargetModel, whole: Whole, inputs: Tensor, classes: Tensor, maps: Tensor, looks: int
+    ) -> Tensor:
+        """Maps (B, H, W) corrected by more looks."""
+        if self.revision is None:
+            raise ModelError(
+                f"the explainer {self.config.name} has not learned more looks; train it with --preset looks"
+            )
+        return revised(self.revision, target, inputs, classes, maps, whole, (looks - 1) // 2)
 
     def calibrated(self, maps: Tensor) -> Tensor:
         """Maps (B, H, W) in the same order whose mass follows the model's response; as they are if it is not known."""
@@ -404,7 +441,18 @@ def universal_config(target: TargetModel, design: Design) -> ExplainerConfig:
     cohesion = design.cohesion if form == "tokens" else 0.0
     evidence = (universal.MAPS[form],) * levels
     decoder = DecoderConfig((), universal.FACTS, evidence, 3, design.width, design.stride, cohesion)
-    return ExplainerConfig(target.spec, target.digest, "none", (), "facts", 0, decoder, "backward", form=form)
+    return ExplainerConfig(
+        target.spec,
+        target.digest,
+        "none",
+        (),
+        "facts",
+        0,
+        decoder,
+        "backward",
+        form=form,
+        revision=design.width if design.revise else 0,
+    )
 
 
 def _vectors_of(target: TargetModel) -> Tensor:
@@ -471,6 +519,7 @@ _LIMITS = {
     "evidence_stages": Range(0, 2**16),
     "temperature": Range(1e-6, 1e3),
     "response": Range(-1e3, 1e3),
+    "revision": Range(0, 2**13),
     "decoder.channels": Range(1, 2**16),
     "decoder.class_dim": Range(1, 2**16),
     "decoder.evidence": Range(0, 2**12),

@@ -21,6 +21,9 @@ Conditioning = Literal["auto", "head", "embedding"]
 Evidence = Literal["backward", "forward", "none"]
 Form = Literal["own", "universal"]
 
+LOOKS = (1, 3, 5, 9)
+"""How many looks there may be: the first, and two for each of 0, 1, 2 or 4 rounds."""
+
 
 @dataclass(frozen=True)
 class Design:
@@ -43,6 +46,8 @@ class Design:
             pixel's own value. Maps are blockier with more of it, and score higher.
         decoder: "pyramid", which reads all of the above and the picture; or "dpt", the paper's, which reads features
             and class vectors alone.
+        revise: learn a correction of maps by more looks, of a universal explainer; the explainer that training starts
+            from stays as it is.
     """
 
     form: Form = "own"
@@ -56,6 +61,7 @@ class Design:
     class_dim: int = 256
     cohesion: float = 0.25
     decoder: Literal["pyramid", "dpt"] = "pyramid"
+    revise: bool = False
 
 
 # Frozen encoders of other makers -> their spec and the blocks that are read.
@@ -203,6 +209,11 @@ PRESETS = {
     "adapt": Settings(
         Design(form="universal"),
         TrainConfig(steps=64, learning_rate=5e-4, warm_up=0.05, hot=0.02, classes=(0.8, 0.1, 0.1), ema=0.9),
+    ),
+    # A correction of the universal explainer's maps by more looks; start from it.
+    "looks": Settings(
+        Design(form="universal", revise=True),
+        TrainConfig(steps=1000, vary=0.3, hot=0.03, ema=0.98, validate_every=200, validation_images=16, save_every=25),
     ),
     # Does it run?
     "smoke": Settings(

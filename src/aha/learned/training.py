@@ -34,7 +34,7 @@ from aha.learned.explainer import Explainer
 from aha.learned.logbook import METRICS, Logbook
 from aha.learned.loss import objective
 from aha.learned.regions import random_regions, stratified_counts
-from aha.learned.seeds import STEP, generator_for
+from aha.learned.seeds import LOOK, STEP, generator_for
 from aha.learned.settings import Settings, TrainConfig, load_settings
 from aha.learned.validation import grad_cam_scores, mean_scores, measurable, validation_curves
 from aha.learned.zoo import Zoo
@@ -126,6 +126,8 @@ class _Run:
         if start is not None:
             source = library.universal_folder(target) if start == library.UNIVERSAL else start
             explainer.start_from(Explainer.from_pretrained(source, device=target.device))
+            if explainer.revision is not None:
+                explainer.decoder.requires_grad_(False)  # what is corrected stays as it is
         return explainer
 
     @contextmanager
@@ -234,6 +236,9 @@ def training_step(
     classes = explained_classes(target.score.per_class(look.outputs), batch.labels, choices.kinds)
     dropped = dropped_levels(config, step, explainer.config.decoder.levels) if config.drop else ()
     maps = explainer(explainer.read(target, look, classes, dropped), size)  # (b, H, W)
+    if explainer.revision is not None:
+        looks = drawn_looks(config, step)
+        maps = explainer.revised(target, explainer.whole(target, look, classes), inputs, classes, maps, looks)
     shared = generator_for(config.seed, STEP, step)  # one grid and one set of steps for the whole batch
     regions = random_regions(size, shared, maps, config.grids, config.grid_spread)
     jitter = shared if config.step_places == "jittered" else None
@@ -242,6 +247,12 @@ def training_step(
     blanks = chosen_references(target, pixels, classes, config.references, choices.references)
     heat = temperature(config, step)
     return objective(target, pixels, classes, blanks, maps, regions, counts, heat, config.objective, choices.generators)
+
+
+def drawn_looks(config: TrainConfig, step: int) -> int:
+    """How many looks a step's maps are made of: half of them of three, and the more the fewer."""
+    drawn = float(torch.rand((), generator=generator_for(config.seed, LOOK, step)))
+    return 3 if drawn < 0.5 else 5 if drawn < 0.8 else 9
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

@@ -24,6 +24,7 @@ from torch import Tensor
 from aha.learned.decoder import Given, at_stride
 from aha.learned.evidence import LOG_ODDS, blocks_of_levels, is_token_model, standardised_maps, token_blocks
 from aha.models import Captures, TargetModel
+from aha.models.scores import Score
 from aha.models.tracing import Trace
 
 Reading = Literal["stages", "tokens"]
@@ -86,12 +87,17 @@ class Evidence:
 def given(target: TargetModel, trace: Trace, inputs: Tensor, classes: Tensor, dropped: Collection[int] = ()) -> Given:
     """What the decoder takes, by one backward pass; as if the network lacked the levels that are dropped."""
     read = _of_tokens if trace.attention else _of_stages
-    trace.score = target.score.differentiated()
-    if read is _of_stages and target.score.name == "softmax" and trace.outputs.shape[1] > 1:
-        trace.score = LOG_ODDS  # what the probability follows; starts .005 higher on CNNs, and not on transformers
+    trace.score = explaining_score(target, trace)
     evidence = read(target, trace, inputs.shape[1:], classes, dropped)
     facts = torch.cat([answer_facts(target, trace.outputs.detach().float(), classes), *_level_facts(evidence)], dim=1)
     return Given([], facts, evidence.levels, evidence.start, picture(target, inputs))
+
+
+def explaining_score(target: TargetModel, trace: Trace) -> Score:
+    """The score whose gradient is the evidence."""
+    if not trace.tokens and target.score.name == "softmax" and trace.outputs.shape[1] > 1:
+        return LOG_ODDS  # what the probability follows; starts .005 higher on CNNs, and not on transformers
+    return target.score.differentiated()
 
 
 def answer_facts(target: TargetModel, outputs: Tensor, classes: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def validation_curves(
     for index in parts_of(len(samples), engine.share):
         inputs = preprocessing(read_image(samples[index].read()))[0][None].to(target.device)
         classes = top_classes(target.outputs(inputs), 1, target.num_classes)[:, 0]
-        maps = explainer.maps(target, inputs, classes)
+        maps = explainer.maps(target, inputs, classes, looks=1 if explainer.revision is None else 3)
         rows.append(hard_curves(target, inputs, classes, maps, config.references, config.validation_steps))
     return engine.gather(torch.cat(rows) if rows else torch.empty(0, 2, config.validation_steps + 1))
 
