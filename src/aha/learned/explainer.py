@@ -229,7 +229,7 @@ class Explainer(nn.Module):
         return explainer.to(target.device)
 
     def start_from(self, other: Explainer) -> None:
-        """Takes over another explainer's weights, which must have the same sizes; they stay if only looks are learned."""
+        """Takes over another explainer's weights, of the same sizes; a correction that it lacks stays as it is."""
         if self.revision is not None and other.revision is None:
             self.decoder.load_state_dict(other.decoder.state_dict())
             self.config = replace(self.config, response=other.config.response, temperature=other.config.temperature)
@@ -313,18 +313,19 @@ class Explainer(nn.Module):
         inputs = inputs.to(target.device)
         with torch.no_grad(), target.sharing():
             look = self.look(target, inputs)
-            maps = self.forward(self.read(target, look, classes), (int(inputs.shape[-2]), int(inputs.shape[-1])))
+            given = self.read(target, look, classes)
+            maps = self.forward(given, (int(inputs.shape[-2]), int(inputs.shape[-1])))
             if looks == 1:
                 return maps
-            reviser = (reviser or self).eval()
-            return reviser.revised(target, reviser.whole(target, look, classes), inputs, classes, maps, looks)
+            whole = self.whole(target, look, classes, given)
+            return (reviser or self).eval().revised(target, whole, inputs, classes, maps, looks)
 
-    def whole(self, target: TargetModel, look: Look, classes: Tensor) -> Whole:
-        """What a correction reads of the whole images; of another explainer's look, the images run again."""
-        wanted = universal.captures(target, look.inputs.shape[1:])
-        is_read = look.trace is not None and set(wanted.features) <= set(look.trace.features)
-        trace = look.trace if is_read and look.trace is not None else traced(target, look.inputs, wanted)
-        return Whole.read(target, trace, look.inputs, classes)
+    def whole(self, target: TargetModel, look: Look, classes: Tensor, given: Given) -> Whole:
+        """What a correction reads of the whole images; if this explainer reads something else, they run once more."""
+        if self.config.form == "own" or look.trace is None:
+            trace = traced(target, look.inputs, universal.captures(target, look.inputs.shape[1:]))
+            return Whole.read(target, trace, look.inputs, classes)
+        return Whole.read(target, look.trace, look.inputs, classes, given)
 
     def revised(
         self, target: TargetModel, whole: Whole, inputs: Tensor, classes: Tensor, maps: Tensor, looks: int

@@ -53,10 +53,12 @@ class Whole:
     features: list[Tensor | None]
 
     @classmethod
-    def read(cls, target: TargetModel, trace: Trace, inputs: Tensor, classes: Tensor) -> Whole:
-        """From a forward pass of inputs (B, C, H, W) that captured `universal.captures`."""
+    def read(
+        cls, target: TargetModel, trace: Trace, inputs: Tensor, classes: Tensor, given: Given | None = None
+    ) -> Whole:
+        """From a forward pass of inputs (B, C, H, W) that captured `universal.captures`, and what was read of it."""
         features, as_maps = _levels(target, trace, inputs.shape[1:])
-        given = universal.given(target, trace, inputs, classes)
+        given = given or universal.given(target, trace, inputs, classes)
         return cls(given, [None if f is None else as_maps(f.detach().float()) for f in features])
 
 
@@ -121,7 +123,7 @@ def part_evidence(target: TargetModel, inputs: Tensor, classes: Tensor, whole: W
 
 
 def contrast_maps(whole: Tensor, part: Tensor, gradients: Tensor) -> Tensor:
-    """Standardised (B, 3, h, w): the sum over channels of (F(x) - F(m)) G(m), of its positive part, and of F(m) G(m)."""
+    """Standardised (B, 3, h, w): sums over channels of (F(x) - F(m)) G(m), of its positive part, and of F(m) G(m)."""
     back = (whole - part) * gradients
     maps = [back.sum(dim=1), back.relu().sum(dim=1), (part * gradients).sum(dim=1)]
     return standardised_maps(torch.stack(maps, dim=1))

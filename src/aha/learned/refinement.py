@@ -101,6 +101,7 @@ def refine(
     config: RefinementConfig | None = None,
     *,
     response_model: TargetModel | None = None,
+    start: Tensor | None = None,
 ) -> Tensor:
     """Maps (B, H, W) after `rounds` gradient steps; nothing is measured after the last one.
 
@@ -112,9 +113,10 @@ def refine(
         rounds: gradient steps T.
         config: choices.
         response_model: the model whose answers the maps move towards, if it is another than the target (paper A.3).
+        start: better maps (B, H, W) to start from than the explainer's own, such as those of more looks.
     """
     refining = Refining.start(
-        explainer, target, inputs, classes, config or RefinementConfig.of(explainer), response_model
+        explainer, target, inputs, classes, config or RefinementConfig.of(explainer), response_model, start
     )
     for _ in in_parts(range(rounds)):
         refining.losses()
@@ -131,6 +133,7 @@ def refine_until_settled(
     config: RefinementConfig | None = None,
     *,
     improvement: float = 0.01,
+    start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Maps (B, H, W) and the gradient steps (B,) that each image took: at most `most`.
 
@@ -139,7 +142,7 @@ def refine_until_settled(
     """
     config = config or RefinementConfig.of(explainer)
     going = torch.arange(len(inputs), device=inputs.device)  # rows that are still refined
-    refining = Refining.start(explainer, target, inputs, classes, config)
+    refining = Refining.start(explainer, target, inputs, classes, config, start=start)
     best_maps, best_losses = refining.maps(), refining.losses()
     taken = torch.zeros_like(going)
     for _ in in_parts(range(most)):
@@ -168,6 +171,7 @@ class Refining:
         references: (R, B, C, H, W), one per kind.
         given: what the maps are drawn from.
         copies: the decoder's parameters, each stacked along a first axis (B, ...).
+        offset: added to what the copies draw (B, H, W), or 0 for each (B, 1, 1).
     """
 
     explainer: Explainer
@@ -178,6 +182,7 @@ class Refining:
     references: Tensor
     given: Given
     copies: dict[str, Tensor]
+    offset: Tensor
 
     def __post_init__(self) -> None:
         self.explainer.eval()
@@ -194,11 +199,15 @@ class Refining:
         classes: Tensor,
         config: RefinementConfig,
         response_model: TargetModel | None = None,
+        start: Tensor | None = None,
     ) -> Refining:
-        """Every image with the explainer's own weights."""
+        """Every image with the explainer's own weights, and with what its maps lack of those to start from."""
         with torch.inference_mode(False), torch.no_grad():
             pixels = target.to_pixels(inputs.clone())
             given = explainer.read(target, explainer.look(target, inputs), classes)
+            offset = pixels.new_zeros(len(inputs), 1, 1, dtype=torch.float32)
+            if start is not None:
+                offset = start.clone() - explainer(given, (int(inputs.shape[-2]), int(inputs.shape[-1])))
             return cls(
                 explainer,
                 response_model or target,
@@ -211,6 +220,7 @@ class Refining:
                     name: value.detach().expand(len(inputs), *value.shape).clone().requires_grad_()
                     for name, value in explainer.decoder.named_parameters()
                 },
+                offset,
             )
 
     def maps(self) -> Tensor:
@@ -225,7 +235,7 @@ class Refining:
                 return maps[0]
 
             with torch.inference_mode(False), torch.enable_grad():
-                self._drawn = vmap(draw)(self.copies, self.given)
+                self._drawn = vmap(draw)(self.copies, self.given) + self.offset
         return self._drawn.detach()
 
     def losses(self) -> Tensor:
@@ -256,6 +266,7 @@ class Refining:
             classes=self.classes[rows],
             references=self.references[:, rows],
             given=tree_map(lambda tensor: tensor[rows], self.given),
+            offset=self.offset[rows],
             copies={name: value.detach()[rows].clone().requires_grad_() for name, value in self.copies.items()},
         )
         for former, copy in zip(self.copies.values(), part.copies.values(), strict=True):

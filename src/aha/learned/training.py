@@ -235,10 +235,11 @@ def training_step(
     look = explainer.look(target, inputs)
     classes = explained_classes(target.score.per_class(look.outputs), batch.labels, choices.kinds)
     dropped = dropped_levels(config, step, explainer.config.decoder.levels) if config.drop else ()
-    maps = explainer(explainer.read(target, look, classes, dropped), size)  # (b, H, W)
+    given = explainer.read(target, look, classes, dropped)
+    maps = explainer(given, size)  # (b, H, W)
     if explainer.revision is not None:
-        looks = drawn_looks(config, step)
-        maps = explainer.revised(target, explainer.whole(target, look, classes), inputs, classes, maps, looks)
+        whole = explainer.whole(target, look, classes, given)
+        maps = explainer.revised(target, whole, inputs, classes, maps, drawn_looks(config, step))
     shared = generator_for(config.seed, STEP, step)  # one grid and one set of steps for the whole batch
     regions = random_regions(size, shared, maps, config.grids, config.grid_spread)
     jitter = shared if config.step_places == "jittered" else None

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from aha.errors import AhaError, SpecError
 from aha.learned.explainer import Explainer
-from aha.learned.library import explainer_of
+from aha.learned.library import UNIVERSAL, explainer_of
 from aha.learned.refinement import RefinementConfig, refine, refine_until_settled
+from aha.learned.settings import LOOKS
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
 from aha.models import NOTHING, Captures, TargetModel
@@ -27,6 +28,8 @@ class AHA(Method):
         explainer: its folder, or its repository on the Hugging Face hub; "universal" for the one that reads every
             network. Empty: the one that belongs to the model, remembered on this machine (`aha train --remember`) or
             shipped with the package, else the universal one.
+        looks: forward and backward passes that a map is made of: 1, or 3, 5 or 9. After the first, each pair looks at
+            the image without the map's top pixels and at these alone, and a learned correction is added.
         refine: gradient steps T for each image; "auto" stops each image when its own soft objective settles.
         budget: most gradient steps that "auto" may take.
         learning_rate: of the refinement; the explainer's own by default.
@@ -36,6 +39,7 @@ class AHA(Method):
     """
 
     explainer: str = ""
+    looks: int = 1
     refine: int | Literal["auto"] = 0
     budget: int = 6
     learning_rate: float | None = None
@@ -44,6 +48,8 @@ class AHA(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.looks not in LOOKS:
+            raise SpecError(f"aha: looks is one of {', '.join(map(str, LOOKS))}, not {self.looks!r}")
         if self.refine != "auto" and (not isinstance(self.refine, int) or self.refine < 0):
             raise SpecError(f"aha: refine is a number of steps or 'auto', not {self.refine!r}")
         stated = (value for value in (self.steps, self.learning_rate) if value is not None)
@@ -52,14 +58,17 @@ class AHA(Method):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Gradients too, if maps are refined."""
-        return self.required | ({"gradients"} if self.refine else set())
+        """Gradients too, if there is more than one look."""
+        return self.required | ({"gradients"} if self.refine or self.looks > 1 else set())
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         rounds = self.budget if self.refine == "auto" else self.refine
         steps = self.steps or (self._refinement(self._explainer(model)).steps if rounds else 0)
         # A forward and a backward pass of each perturbed image; the masks of one round are there at once.
-        return Cost(2 + 4 * steps * rounds, 16 * steps * size[0] * size[1])
+        looks = self.looks
+        if looks > 1 and self._explainer(model).config.form == "own":
+            looks += 1  # the correction reads the whole image in its own way
+        return Cost(2 * looks + 4 * steps * rounds, 16 * max(steps, min(looks, 3)) * size[0] * size[1])
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
         try:
@@ -73,16 +82,25 @@ class AHA(Method):
         return explainer.calibrated(maps) if self.calibrated else maps
 
     def _maps(self, explainer: Explainer, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        if self.refine == 0:
+        if self.refine == 0 and self.looks == 1:
             return explainer.maps(model, images, classes)
+        reviser = self._reviser(explainer, model, images.shape[1:])
         config = self._refinement(explainer)
 
         def run(part: slice) -> Tensor:
+            shown = (model, images[part], classes[part])
+            start = None if self.looks == 1 else explainer.maps(*shown, reviser, self.looks)
+            if self.refine == 0 and start is not None:
+                return start
             if self.refine == "auto":
-                return refine_until_settled(explainer, model, images[part], classes[part], self.budget, config)[0]
-            return refine(explainer, model, images[part], classes[part], self.refine, config)
+                return refine_until_settled(explainer, *shown, self.budget, config, start=start)[0]
+            return refine(explainer, *shown, self.refine, config, start=start)
 
         return torch.cat(model.chunks.run(run, len(images)))
+
+    def _reviser(self, explainer: Explainer, model: TargetModel, size: Sequence[int] | None = None) -> Explainer:
+        """What corrects the maps: the explainer itself, else the universal one, which reads the maps of any."""
+        return explainer if explainer.revision is not None else explainer_of(model, UNIVERSAL, size)
 
     def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
         explainer = self._explainer(model, size)
@@ -99,7 +117,9 @@ class AHA(Method):
         return replace(own, learning_rate=self.learning_rate or own.learning_rate, steps=self.steps or own.steps)
 
     def fingerprint(self, model: TargetModel) -> str:
-        return f"{super().fingerprint(model)} {self._explainer(model).digest}"
+        explainer = self._explainer(model)
+        found = f"{super().fingerprint(model)} {explainer.digest}"
+        return found if self.looks == 1 else f"{found} {self._reviser(explainer, model).digest}"
 
     def _explainer(self, model: TargetModel, size: Sequence[int] | None = None) -> Explainer:
         return explainer_of(model, self.explainer, size)
