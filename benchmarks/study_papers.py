@@ -199,7 +199,7 @@ def same_network(name: str, group: Group) -> str:
         return ""
     paper = PAPERS[name]
     heads = ["method", "metric", "n", "here", "published", "difference, in our standard errors"]
-    caveat = f"{paper.caveat} Here {group.model}, 32 steps. Bold: more than {MANY_ERRORS} standard errors apart."
+    caveat = f"{paper.caveat}\nHere {group.model}, 32 steps. Bold: more than {MANY_ERRORS} standard errors apart."
     return f"### {paper.title}\n\n{caveat}\n\n{markdown(heads, rows)}"
 
 
