@@ -118,7 +118,7 @@ def table(results: list[Result]) -> str:
     note = ""
     if oracle:
         note = (
-            f"\nHeadroom: 0 is `random_map`, 1 is what `{oracle}` found on the same photograph; the number of "
+            f"\nHeadroom: 0 is `random_map`, 1 is what `{oracle}` found on the same photograph.\nThe number of "
             f"searched photographs is in brackets. A worst tenth is given for {TAIL} photographs or more.\n"
         )
     return markdown(heads, rows) + note

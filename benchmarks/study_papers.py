@@ -86,7 +86,7 @@ def faithfulness(name: str, results: Sequence[Result]) -> str:
         ]
         for method in shown
     ]
-    agreement = ["order beside ours", "", "", "", *(_agreement(ours, values) for values in printed.values())]
+    agreement = ["order compared with ours", "", "", "", *(_agreement(ours, values) for values in printed.values())]
     heads = ["method", "n", "Ins-Del", f"against `{BASE}`", *(column.heading for column in columns)]
     return f"### {name}\n\n{markdown(heads, [*rows, agreement])}"
 
@@ -198,8 +198,8 @@ def same_network(name: str, group: Group) -> str:
     if not rows:
         return ""
     paper = PAPERS[name]
-    heads = ["method", "metric", "n", "here", "printed", "apart, in our errors"]
-    caveat = f"{paper.caveat} Here {group.model}, 32 steps. Bold: more than {MANY_ERRORS} errors apart."
+    heads = ["method", "metric", "n", "here", "published", "difference, in our standard errors"]
+    caveat = f"{paper.caveat}\nHere {group.model}, 32 steps. Bold: more than {MANY_ERRORS} standard errors apart."
     return f"### {paper.title}\n\n{caveat}\n\n{markdown(heads, rows)}"
 
 

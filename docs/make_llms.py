@@ -37,10 +37,10 @@ class Call(NamedTuple):
 
 
 CALLS = (
-    Call("Explain an image", "index.md", "found.overlay().save"),
+    Call("Explain an image", "index.md", "explanation.overlay().save"),
     Call("Can the map be trusted?", "index.md", "cards[0].sentence"),
     Call("Measure several methods on your images", "index.md", "scores.to_markdown()"),
-    Call("Find the best method within a budget", "recommend.md", "found.sentence"),
+    Call("Find the best method within a budget", "recommend.md", "recommendation.sentence"),
     Call("Load any model", "models.md", 'load_model("torchvision:'),
     Call("Explain a module of your own", "tasks/own_module.md", "aha.explain(my_module, inputs"),
     Call("Choose the classes", "methods.md", 'target="top5"'),

@@ -14,14 +14,14 @@ from aha.demo import photographs
 
 
 def main(out: Path) -> int:
-    pictures = out / "pictures"
-    pictures.mkdir(parents=True, exist_ok=True)
+    images = out / "images"
+    images.mkdir(parents=True, exist_ok=True)
     for path in photographs(["chelsea.png", "coffee.png"]):
-        copy2(path, pictures)
+        copy2(path, images)
 
     plan = Plan(
         model="demo:efficientnet_lite0",
-        data=str(pictures),
+        data=str(images),
         methods=("grad_cam", "center_map"),
         metrics=("ins_del(steps=5)",),
         batch_size=8,

@@ -19,7 +19,7 @@ SIZE, LABELS = 32, ["red square", "green disc"]
 
 
 class Network(nn.Module):
-    """Which shapes are in the picture, and how large is the disc?"""
+    """Which shapes are in the image, and how large is the disc?"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Network(nn.Module):
 
 
 def scene(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A picture (3, H, W), which shapes it has (2,), the disc's share of it (1,), and where they are (2, H, W)."""
+    """An image (3, H, W), which shapes it has (2,), the disc's share of it (1,), and where they are (2, H, W)."""
     rows, columns = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing="ij")
     corners = torch.randint(0, SIZE - 11, (2, 2), generator=generator)
     side, radius = torch.randint(7, 12, (1,), generator=generator), torch.randint(3, 6, (1,), generator=generator)
@@ -80,27 +80,27 @@ def trained(steps: int = 250) -> Network:
 def main(out: Path) -> dict[str, float]:
     out.mkdir(parents=True, exist_ok=True)
     network = trained()
-    stated = {"input_size": SIZE, "mean": [0.5] * 3, "std": [0.5] * 3}  # how pictures become inputs
+    stated = {"input_size": SIZE, "mean": [0.5] * 3, "std": [0.5] * 3}  # how images become inputs
     labels = aha.load_model(network, output="labels", score="sigmoid", class_names=LABELS, **stated)
     area = aha.load_model(network, output="area", score="regression", class_names=["area of the disc"], **stated)
 
     pictures, present, areas, places = scenes(80, seed=1)
     both = [index for index in range(len(pictures)) if present[index].all() and not places[index].all(dim=0).any()]
-    chosen = [pictures[index].permute(1, 2, 0).numpy() for index in both]  # floats in [0, 1] are pictures
+    chosen = [pictures[index].permute(1, 2, 0).numpy() for index in both]  # floats in [0, 1] are images
 
     hits = {}
     for label, name in enumerate(LABELS):
-        found = aha.explain(labels, chosen, "grad_cam", target=label)
-        found.overlay().save(out / f"{name.replace(' ', '_')}.png")
-        tops = found.maps.flatten(1).argmax(dim=1)
+        explanations = aha.explain(labels, chosen, "grad_cam", target=label)
+        explanations.overlay().save(out / f"{name.replace(' ', '_')}.png")
+        tops = explanations.maps.flatten(1).argmax(dim=1)
         inside = [bool(places[index, label].flatten()[top]) for index, top in zip(both, tops, strict=True)]
         hits[name] = sum(inside) / len(inside)
-        print(f"{name}: the top pixel is on it in {hits[name]:.0%} of {len(inside)} pictures that show both shapes")
+        print(f"{name}: the top pixel is on it in {hits[name]:.0%} of {len(inside)} images that show both shapes")
 
-    found = aha.explain(area, chosen, "occlusion(window=6, stride=3)", target=0)
-    found.overlay().save(out / "area.png")
-    error = (found.scores - areas[both, 0]).abs().mean()
-    tops = found.maps.flatten(1).argmax(dim=1)
+    explanations = aha.explain(area, chosen, "occlusion(window=6, stride=3)", target=0)
+    explanations.overlay().save(out / "area.png")
+    error = (explanations.scores - areas[both, 0]).abs().mean()
+    tops = explanations.maps.flatten(1).argmax(dim=1)
     inside = [bool(places[index, 1].flatten()[top]) for index, top in zip(both, tops, strict=True)]
     hits["area"] = sum(inside) / len(inside)
     print(f"area: predicted within {error:.3f}; the top pixel is on the disc in {hits['area']:.0%}")

@@ -17,11 +17,11 @@ def main(out: Path) -> None:
     model = aha.load_model("demo:efficientnet_lite0")
     cat, coffee = photographs(["chelsea.png", "coffee.png"])
 
-    # The two most probable classes, each with its map on the original picture.
-    found = aha.explain(model, cat, "grad_cam", target="top2")
-    for index in range(len(found)):
-        found.overlay(index).save(out / f"cat_{index}.png")
-        print(found.caption(index))
+    # The two most probable classes, each with its map on the original image.
+    explanations = aha.explain(model, cat, "grad_cam", target="top2")
+    for index in range(len(explanations)):
+        explanations.overlay(index).save(out / f"cat_{index}.png")
+        print(explanations.caption(index))
 
     # AHA draws its map in a single pass; the explainer of this model is part of the package.
     aha.explain(model, coffee, "aha").overlay().save(out / "coffee.png")

@@ -1,10 +1,10 @@
-"""Find a shortcut: a network that looks at a sticker instead of the picture.
+"""Find a shortcut: a network that relies on a sticker instead of the subject.
 
     python examples/shortcut.py [FOLDER]
 
 Two small networks learn to tell pieces of one photograph (grass) from pieces of another (gravel). For the first
 network every piece of grass carries a yellow sticker; for the second, stickers are on half of both. Accuracy on
-pictures made like the training pictures does not tell the two apart. Explanations do.
+images made like the training images does not tell the two apart. Explanations do.
 """
 
 import sys
@@ -33,7 +33,7 @@ def pieces(name: str, count: int, generator: torch.Generator) -> Tensor:
 
 
 def sticker(images: Tensor, wanted: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The images with a yellow square at a random place where wanted (N,), and masks (N, S, S) of it."""
+    """The images with a yellow square at a random location where wanted (N,), and masks (N, S, S) of it."""
     images, masks = images.clone(), torch.zeros(len(images), SIZE, SIZE, dtype=torch.bool)
     for index in wanted.nonzero()[:, 0].tolist():
         y, x = torch.randint(SIZE - STICKER, (2,), generator=generator).tolist()
@@ -109,10 +109,10 @@ def main(out: Path) -> dict[str, dict[str, float]]:
             maps = aha.explain(model, chosen, method, target="grass")
             maps.overlay().save(out / f"{name}_{method.partition('(')[0]}.png")
             found[name][method] = on_sticker(maps.maps, masks)
-        print(f"{name}: accuracy {right:.0%} on pictures like those of training, {fooled:.0%} with stickers on gravel")
+        print(f"{name}: accuracy {right:.0%} on images like those of training, {fooled:.0%} with stickers on gravel")
         for method in METHODS:
             print(f"  {method}: {found[name][method]:.0%} of the top pixels are on the sticker")
-    print(f"the sticker covers {STICKER**2 / SIZE**2:.1%} of the picture")
+    print(f"the sticker covers {STICKER**2 / SIZE**2:.1%} of the image")
     return found
 
 

@@ -16,22 +16,22 @@ from aha.learned.settings import load_settings
 
 
 def main(out: Path, changes: list[str]) -> None:
-    pictures = out / "pictures"
-    pictures.mkdir(parents=True, exist_ok=True)
+    images = out / "images"
+    images.mkdir(parents=True, exist_ok=True)
     for path in photographs():
-        copy2(path, pictures)
+        copy2(path, images)
 
     model = aha.load_model("demo:efficientnet_lite0", batch_size=4)
     settings = load_settings("smoke", changes)
-    aha.train(model, pictures, out / "run", settings=settings, on_step=lambda step: print(f"loss {step['loss']:.3f}"))
+    aha.train(model, images, out / "run", settings=settings, on_step=lambda step: print(f"loss {step['loss']:.3f}"))
 
     # The explainer is a folder of safetensors and JSON; its path is part of the method's text.
     trained = (out / "run" / "explainer").as_posix()
-    cat = pictures / "chelsea.png"
+    cat = images / "chelsea.png"
     for steps in (0, 2):
-        found = aha.explain(model, cat, f"aha('{trained}', refine={steps}, steps=4)")
-        found.overlay().save(out / f"refined_{steps}.png")
-        print(f"T = {steps}, {found.seconds:.1f} s: {found.caption()}")
+        explanation = aha.explain(model, cat, f"aha('{trained}', refine={steps}, steps=4)")
+        explanation.overlay().save(out / f"refined_{steps}.png")
+        print(f"T = {steps}, {explanation.seconds:.1f} s: {explanation.caption()}")
 
 
 if __name__ == "__main__":
