@@ -97,6 +97,6 @@ def _snippet(bench: Workbench, records: Sequence[MapResult]) -> str:
         "\n"
         f"model = aha.load_model({json.dumps(served.model.spec)}{options})\n"
         f"for method, target in [\n{wanted}]:\n"
-        f'    found = aha.explain(model, "{_PICTURE}", method, target, seed={SEED})\n'
-        '    found.save("explained")\n'
+        f'    explanation = aha.explain(model, "{_PICTURE}", method, target, seed={SEED})\n'
+        '    explanation.save("explained")\n'
     )
