@@ -19,7 +19,7 @@ import torch
 
 from aha.data.samples import find_samples
 from aha.learned.calibration import mean_response
-from aha.learned.engine import Engine
+from aha.learned.distributed import Engine
 from aha.learned.explainer import Explainer
 from aha.learned.library import SHIPPED, UNIVERSAL
 from aha.learned.settings import TrainConfig

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import aha
 from aha.errors import ModelError, SpecError, WeightsError
 from aha.learned import library
-from aha.learned.choices import explained_classes
 from aha.learned.data import Batch
 from aha.learned.explainer import Explainer, ExplainerWarning, default_stages
+from aha.learned.sampling import explained_classes
 from aha.learned.settings import Design, Evidence, load_settings
 from aha.learned.training import training_step
 from aha.models import TargetModel, load_model

@@ -24,10 +24,10 @@ import aha.learned.training as training
 from aha.data.images import read_image
 from aha.errors import AhaError, AhaWarning, ImageError, ModelError, OutputError, SpecError
 from aha.learned.checkpoints import RunFolder
-from aha.learned.choices import Choices, explained_classes
 from aha.learned.data import split_samples
 from aha.learned.explainer import Explainer
-from aha.learned.logbook import Logbook
+from aha.learned.metrics_log import Logbook
+from aha.learned.sampling import Choices, explained_classes
 from aha.learned.settings import Design, Settings, load_settings
 from aha.learned.training import TrainingError, learning_rate, temperature, train
 from aha.learned.validation import hard_scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -66,5 +67,5 @@ def _by_lead(values: Mapping[str, Mapping[tuple[str, int], float]], methods: Seq
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The middle value."""
-    return sorted(values)[len(values) // 2] if values else None
+    """The middle value, of an even number the mean of both."""
+    return statistics.median(values) if values else None

@@ -25,7 +25,7 @@ from aha.core.disk import check_writable, result_key, versions
 from aha.core.ledger import Ledger
 from aha.data.datasets import BenchImage
 from aha.errors import AhaWarning, MetricError, OutputError, SpecError, warn
-from aha.learned.engine import launched_device, launched_share, parts_of
+from aha.learned.distributed import launched_device, launched_share, parts_of
 from aha.models import TargetModel, load_model
 
 ENGINES = "engines.jsonl"

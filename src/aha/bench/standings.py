@@ -57,15 +57,6 @@ class Standing:
     out: str = ""
 
     @property
-    def distance(self) -> str:
-        """How far it is behind the best; a question mark where that may be chance, nothing for the best itself."""
-        if not self.common:
-            return "no image in common"
-        if math.isnan(self.behind):
-            return ""
-        return f"{-self.behind:.3f} ± {self.behind_error:.3f}{'' if self.is_significant else ' ?'}"
-
-    @property
     def is_significant(self) -> bool:
         """Is it behind the best by more than chance?"""
         return self.p < LEVEL

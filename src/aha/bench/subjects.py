@@ -23,7 +23,7 @@ from aha.data.labelled import Lazy
 from aha.data.mosaics import Cell, Mosaic, build_mosaic, plan_mosaics
 from aha.data.targets import resolve_targets
 from aha.errors import MetricError, SpecError, TargetError
-from aha.learned.engine import parts_of
+from aha.learned.distributed import parts_of
 from aha.metrics.protocols import Protocol
 from aha.models import TargetModel
 from aha.models.preprocessing import Geometry

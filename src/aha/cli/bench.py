@@ -136,7 +136,7 @@ def bench(
         from aha.bench.plan import make_plans, read_plans
         from aha.bench.runner import BenchRun
         from aha.errors import SpecError
-        from aha.learned.engine import launched_share
+        from aha.learned.distributed import launched_share
 
         is_paper = plan is not None and plan.startswith(PREFIX)
         given: dict[str, Any] = {

@@ -28,7 +28,7 @@ from aha.errors import AhaError, DamageWarning, OutputError, SpecError
 from aha.files import Failure
 from aha.interop.arrow import Batch, Explain, arrow, keys_of, pictures_of
 from aha.interop.shelf import SUFFIXES, Format, Shelf
-from aha.learned.engine import parts_of
+from aha.learned.distributed import parts_of
 from aha.methods import Method, load_method
 from aha.models import TargetModel
 

@@ -24,16 +24,16 @@ from aha.core.progress_line import shown
 from aha.data.samples import Data, Sample
 from aha.errors import ModelError
 from aha.learned import library
-from aha.learned.beginning import fresh_explainer, orient_evidence
 from aha.learned.calibration import mean_response
 from aha.learned.checkpoints import BEST, LAST, RunFolder, State
-from aha.learned.choices import Choices, chosen_references, dropped_levels, explained_classes
 from aha.learned.data import Batch, StepImages, split_samples, step_batches
-from aha.learned.engine import Engine
+from aha.learned.distributed import Engine
 from aha.learned.explainer import Explainer
-from aha.learned.logbook import METRICS, Logbook
+from aha.learned.initialization import fresh_explainer, orient_evidence
 from aha.learned.loss import objective
+from aha.learned.metrics_log import METRICS, Logbook
 from aha.learned.regions import random_regions, stratified_counts
+from aha.learned.sampling import Choices, chosen_references, dropped_levels, explained_classes
 from aha.learned.seeds import LOOK, STEP, generator_for
 from aha.learned.settings import Settings, TrainConfig, load_settings
 from aha.learned.validation import grad_cam_scores, mean_scores, measurable, validation_curves

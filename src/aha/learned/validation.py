@@ -6,7 +6,7 @@ Training optimises soft masks of grid cells; only the hard score of pixels says 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from aha.data.samples import Sample
 from aha.data.targets import top_classes
 from aha.errors import AhaWarning, ImageError, warn
 from aha.learned.data import readable
-from aha.learned.engine import Engine, parts_of
+from aha.learned.distributed import Engine, parts_of
 from aha.learned.explainer import Explainer
 from aha.learned.settings import TrainConfig
 from aha.models import TargetModel
@@ -45,30 +45,41 @@ def validation_curves(
     explainer: Explainer, target: TargetModel, samples: Sequence[Sample], config: TrainConfig, engine: Engine
 ) -> Tensor:
     """Deletion and Insertion curves (N, 2, S + 1) of the predicted classes by hard pixel masks (T = 0)."""
-    preprocessing = target.stated_preprocessing()
-    rows = []
-    for index in parts_of(len(samples), engine.share):
-        inputs = preprocessing(read_image(samples[index].read()))[0][None].to(target.device)
-        classes = top_classes(target.outputs(inputs), 1, target.num_classes)[:, 0]
-        maps = explainer.maps(target, inputs, classes, looks=1 if explainer.revision is None else 3)
-        rows.append(hard_curves(target, inputs, classes, maps, config.references, config.validation_steps))
-    return engine.gather(torch.cat(rows) if rows else torch.empty(0, 2, config.validation_steps + 1))
+    looks = 1 if explainer.revision is None else 3
+    return _curves_of(lambda *shown: explainer.maps(*shown, looks=looks), target, samples, config, engine)
 
 
 def grad_cam_scores(target: TargetModel, samples: Sequence[Sample], config: TrainConfig, engine: Engine) -> Tensor:
     """Ins-Del (N,) of Grad-CAM on the same images: what an explainer has to beat."""
+    curves = _curves_of(_grad_cam, target, samples, config, engine)
+    return areas(curves, math.prod(target.stated_preprocessing().size))["ins_del"]
+
+
+def _curves_of(
+    draw: Callable[[TargetModel, Tensor, Tensor], Tensor],
+    target: TargetModel,
+    samples: Sequence[Sample],
+    config: TrainConfig,
+    engine: Engine,
+) -> Tensor:
+    """Curves (N, 2, S + 1) of the maps that `draw` gives for inputs (1, C, H, W) and their predicted classes (1,)."""
     preprocessing = target.stated_preprocessing()
-    stage = target.cam_stage()
     rows = []
     for index in parts_of(len(samples), engine.share):
         inputs = preprocessing(read_image(samples[index].read()))[0][None].to(target.device)
         classes = top_classes(target.outputs(inputs), 1, target.num_classes)[:, 0]
-        trace = target.trace(inputs, features=(stage,))
-        (slope,) = trace.gradients(classes, trace.features[stage])
-        weighted = (trace.features[stage].detach() * slope.mean(dim=(2, 3), keepdim=True)).sum(dim=1, keepdim=True)
-        maps = F.interpolate(weighted.relu().float(), inputs.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
-        rows.append(hard_scores(target, inputs, classes, maps, config.references, config.validation_steps)["ins_del"])
-    return engine.gather(torch.cat(rows) if rows else torch.empty(0))
+        maps = draw(target, inputs, classes)
+        rows.append(hard_curves(target, inputs, classes, maps, config.references, config.validation_steps))
+    return engine.gather(torch.cat(rows) if rows else torch.empty(0, 2, config.validation_steps + 1))
+
+
+def _grad_cam(target: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
+    """Maps (B, H, W) of the method of this name, which lies above this package."""
+    stage = target.cam_stage()
+    trace = target.trace(inputs, features=(stage,))
+    (slope,) = trace.gradients(classes, trace.features[stage])
+    weighted = (trace.features[stage].detach() * slope.mean(dim=(2, 3), keepdim=True)).sum(dim=1, keepdim=True)
+    return F.interpolate(weighted.relu().float(), inputs.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
 
 
 def mean_scores(curves: Sequence[Tensor], targets: Sequence[TargetModel]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from aha.data.samples import Sample
 from aha.errors import CapabilityError, ModelError
 from aha.learned.data import readable
 from aha.learned.decoder import Decoder
-from aha.learned.engine import Engine
+from aha.learned.distributed import Engine
 from aha.learned.explainer import Explainer
 from aha.learned.settings import Conditioning, Design, TrainConfig
 from aha.learned.validation import mean_scores, validation_curves
