@@ -46,7 +46,11 @@ def validation_curves(
 ) -> Tensor:
     """Deletion and Insertion curves (N, 2, S + 1) of the predicted classes by hard pixel masks (T = 0)."""
     looks = 1 if explainer.revision is None else 3
-    return _curves_of(lambda *shown: explainer.maps(*shown, looks=looks), target, samples, config, engine)
+
+    def draw(target: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
+        return explainer.maps(target, inputs, classes, looks=looks)
+
+    return _curves_of(draw, target, samples, config, engine)
 
 
 def grad_cam_scores(target: TargetModel, samples: Sequence[Sample], config: TrainConfig, engine: Engine) -> Tensor:
