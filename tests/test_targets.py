@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 import aha
 from aha.api import Asked
-from aha.errors import AhaError, CapabilityError, ModelError, TargetError
+from aha.errors import AhaError, CapabilityError, ModelError, OutputError, TargetError
 from aha.files import FileRun, find_pictures
 from aha.methods import load_method
 from aha.models.preprocessing import Geometry
@@ -367,3 +368,19 @@ def test_what_needs_a_class_vector_refuses(cnn: aha.TargetModel) -> None:
 
 def test_every_objective_is_public() -> None:
     assert set(OBJECTIVES) <= set(aha.targets.__all__)
+
+
+# One colour scale
+
+
+def test_a_shared_scale_gives_equal_values_equal_colours(cnn: aha.TargetModel, images: Tensor) -> None:
+    found = aha.explain(cnn, images, ["gradient", "input_x_gradient"], "contrast(0, 2)")
+    maps = torch.zeros(2, SIZE, SIZE)
+    maps[0, :, :16], maps[1, :, :16], maps[1, :, 16:] = 1, 1, 4
+    one = replace(found["gradient"], maps=maps, subjects=[found["gradient"].subjects[0]] * 2)
+    own, shared = ([np.asarray(one.overlay(i, scale=s, caption=False)) for i in (0, 1)] for s in ("own", "shared"))
+    assert np.array_equal(shared[0][:, :16], shared[1][:, :16]) and not np.array_equal(own[0][:, :16], own[1][:, :16])
+    plain, common = found.figure(), found.figure(scale="shared")
+    assert common.height > plain.height  # the bar
+    with pytest.raises(OutputError, match="'own' or 'shared'"):
+        found.figure(scale="mine")

@@ -50,7 +50,7 @@ def _of_two_stages(module: Any, answer: Answer) -> list[Candidates]:
     logits, deltas = answer.inside["roi_heads.box_predictor"]
     counts = [len(found) for found in proposals]
     boxes = module.roi_heads.box_coder.decode(deltas, proposals).split(counts)  # each (n, K, 4)
-    scores = _without_first(logits.softmax(dim=1)).split(counts)
+    scores = torch.split(_without_first(logits.softmax(dim=1)), counts)
     return [Candidates(_scaled(b, i, answer), s) for i, (b, s) in enumerate(zip(boxes, scores, strict=True))]
 
 
