@@ -20,6 +20,7 @@ ROOT = Path(aha.__file__).parent
 LAYERS = """
 core
 models drawing
+targets
 data perturb
 learned metrics
 methods

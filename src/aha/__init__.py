@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from aha.errors import AhaError, AhaWarning
 
 if TYPE_CHECKING:
+    from aha import targets
     from aha.api import explain, explain_batches
     from aha.bench.evaluate import evaluate
     from aha.bench.recommend import recommend
@@ -36,6 +37,7 @@ __all__ = [
     "load_method",
     "load_model",
     "recommend",
+    "targets",
     "train",
 ]
 
@@ -60,6 +62,8 @@ _HOMES = {
 if not TYPE_CHECKING:  # type checkers would take it as a promise of any name
 
     def __getattr__(name: str) -> object:
+        if name == "targets":
+            return import_module("aha.targets")
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_HOMES[name]), name)

@@ -34,6 +34,7 @@ from aha.models.scores import are_usable
 from aha.results.cards import CardMaker
 from aha.results.explanation import Explanation
 from aha.results.explanations import Explanations
+from aha.targets.base import Objective, Shown, read_target
 
 UPSAMPLING = "bilinear"  # ranks, and so metrics, depend on it: it is part of every manifest
 
@@ -93,7 +94,9 @@ def explain(
         method: text such as `"integrated_gradients(steps=50)"`, a method, or an explainer from `aha.train`; or a list
             of them. `aha` by default; if it cannot read the model, another one that fits, with a warning.
         target: `"top1"`, `"top5"`, `"label"`, a class index or name, or a list with one entry per image: its class, or
-            a list of its classes. `[3, 5]` are two images, `[[3, 5]]` two classes of one.
+            a list of its classes. `[3, 5]` are two images, `[[3, 5]]` two classes of one. Besides classes, what
+            `aha.targets` has: a contrast, a region, a box, a similarity, a value, a neuron, as a value or as text
+            (`"contrast(281, 282)"`), or a function of what the network returns, `(outputs) -> (B,)`.
         labels: true classes, for `target="label"`.
         seed: random seed of methods that do not set their own.
         batch_size: maximum number of maps computed at once; the model's own by default, halved if memory runs out.
@@ -119,8 +122,9 @@ def explain(
         if not methods:
             raise SpecError("an empty list of methods; name at least one")
         if loaded.preprocessing is not None:
+            viewed = Asked.of(loaded, target).model
             for each in methods:
-                check_fit(each, loaded)
+                check_fit(each, viewed)
         found = {str(each): _explain(loaded, images, each, target, options) for each in in_parts(methods)}
         return Explanations(found)
 
@@ -167,7 +171,9 @@ def explain_batches(
 
     With `on_error`, images that cannot be read are reported to it and skipped.
     """
-    model, chosen = load_model(model), None if method is None else _method(method)
+    whole, chosen = load_model(model), None if method is None else _method(method)
+    asked = Asked.of(whole, target)
+    model = asked.model
     if model.preprocessing is not None:  # before any picture is read
         chosen = chosen or default_method(model)
         check_fit(chosen, model)
@@ -178,11 +184,60 @@ def explain_batches(
         end = first + len(batch.inputs)
         with part(first, end, total) if total else nullcontext():
             chosen = chosen or default_method(model, batch.inputs.shape[1:])
-            explanation = _explain_batch(model, batch, chosen, target, seed, chunks, first, total)
-            if card:
-                explanation = with_cards(model, batch, explanation, CardMaker(model, seed=seed, oracle=oracle))
-        yield explanation
+            found = []
+            for own, view in asked.of_batch(batch):
+                explanation = _explain_batch(view, own, chosen, asked.classes, seed, chunks, first, total)
+                if card:
+                    explanation = with_cards(view, own, explanation, CardMaker(view, seed=seed, oracle=oracle))
+                found.append(asked.named(explanation))
+        yield Explanation.join(found) if len(found) > 1 else found[0]
         first = end
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is explained of a model: classes of it, or an objective, which makes another model of it.
+
+    Attributes:
+        whole: the model as it was loaded.
+        model: the model as methods see it; of an objective that is bound to images, one that is bound to none.
+        classes: what to explain of that.
+        objective: where something else than plain classes is explained.
+    """
+
+    whole: TargetModel
+    model: TargetModel
+    classes: Target
+    objective: Objective | None = None
+
+    @classmethod
+    def of(cls, model: TargetModel, target: Target) -> Asked:
+        """What the caller's target means for a model."""
+        read = read_target(target, model)
+        if not isinstance(read, Objective):
+            return cls(model, model, read)
+        return cls(model, read.view(model), read.classes, read)
+
+    def of_batch(self, batch: Batch) -> Iterator[tuple[Batch, TargetModel]]:
+        """The batch and the model that is explained; where each image has its own, one image at a time."""
+        if self.objective is None or not self.objective.is_per_image:
+            yield batch, self.model
+            return
+        for row, subject in enumerate(batch.subjects):
+            part = slice(row, row + 1)
+            own = Batch(
+                batch.inputs[part],
+                [subject],
+                None if batch.labels is None else batch.labels[part],
+                None if batch.positions is None else batch.positions[part],
+            )
+            yield own, self.objective.view(self.whole, Shown(own.inputs, subject.geometry))
+
+    def named(self, explanation: Explanation) -> Explanation:
+        """The explanation with the objective's text in its settings, and so in its manifest."""
+        if self.objective is None:
+            return explanation
+        return replace(explanation, settings={**explanation.settings, "target": str(self.objective)})
 
 
 def _explain_batch(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aha import __version__
-from aha.api import UPSAMPLING, explain
+from aha.api import UPSAMPLING, Asked, explain
 from aha.core.disk import MANIFEST, result_key
 from aha.core.progress import Listener, heard_by, in_shares
 from aha.data.batches import Batch, Subject
@@ -111,6 +111,8 @@ class FileRun:
         card: bool = False,
         shared: bool = False,
     ) -> None:
+        asked = Asked.of(model, target)
+        self._asked_of, model = asked, asked.model
         for method in methods:
             check_fit(method, model)
         if model.class_names is not None and len(model.class_names) != model.num_classes:
@@ -198,6 +200,10 @@ class FileRun:
     def _explain_by_all(self, images: Sequence[BenchImage], batch: Batch) -> None:
         """All methods that lack maps; the images are run once for those that read their pass."""
         missing = [m for m in self._methods if not all(self._has_maps(image, m) for image in images)]
+        if self._asked_of.objective is not None and self._asked_of.objective.is_per_image:
+            for method in in_shares(missing, [self._costs[method] for method in missing]):
+                self._explain(images, batch, method)
+            return
         ordered = sorted(missing, key=lambda m: m.reads(self._model, batch.inputs.shape[1:]) == NOTHING)
         with closing(in_one_pass(self._model, batch.inputs, ordered)) as methods:
             for method in in_shares(methods, [self._costs[method] for method in ordered]):
@@ -209,9 +215,9 @@ class FileRun:
             return
         part = Batch(batch.inputs[rows], [batch.subjects[row] for row in rows])
         labels = [images[row].label or 0 for row in rows] if self._target == "label" else None
-        explanation = explain(
-            self._model, part, method, self._target, labels=labels, seed=self._seed, card=self._with_card
-        )
+        of_each = self._asked_of.objective is not None and self._asked_of.objective.is_per_image
+        asked = (self._asked_of.whole, self._target) if of_each else (self._model, self._asked_of.classes)
+        explanation = explain(asked[0], part, method, asked[1], labels=labels, seed=self._seed, card=self._with_card)
         cards = zip(explanation.subjects, explanation.labels, explanation.cards, strict=False)  # none unless asked for
         self.cards += [(subject.name, str(method), label, card.sentence) for subject, label, card in cards]
         places = [divmod(index, self.maps_per_image) for index in range(len(explanation))]

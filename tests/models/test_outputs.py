@@ -133,6 +133,7 @@ def test_scores_are_their_formulas() -> None:
         "logit": picked,
         "softmax": softmax[torch.arange(6), classes],
         "log_softmax": softmax[torch.arange(6), classes].log(),
+        "log_odds": (softmax / (1 - softmax))[torch.arange(6), classes].log(),
         "sigmoid": 1 / (1 + (-picked).exp()),
         "regression": picked,
     }

@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from aha.api import explain
+from aha.api import Asked, explain
 from aha.bench.truth import Truth, check_truth, copied, labelled_samples
 from aha.core.progress import Listener, in_parts, part
 from aha.core.progress_line import shown
 from aha.data.batches import Batch, Images, count_images, iter_batches
 from aha.data.mosaics import Mosaic
 from aha.data.targets import Target, class_counts, resolve_targets
-from aha.errors import AhaError, AhaWarning, ImageError, MetricError, warn
+from aha.errors import AhaError, AhaWarning, ImageError, MetricError, TargetError, warn
 from aha.methods import Method, check_fit, load_method
 from aha.methods.base import read_by
 from aha.metrics import Case, Metric, Sample
@@ -87,6 +87,13 @@ def evaluate(
         MetricError: every measurement failed.
     """
     model = load_model(model)
+    targets = _explained_objective(maps_or_methods) if targets is None else targets
+    asked = None if targets is None else Asked.of(model, targets)
+    if asked is not None and asked.objective is not None:
+        if asked.objective.is_per_image:
+            options = {"seed": seed, "batch_size": batch_size, "progress": False}
+            return _evaluate_each(asked, images, maps_or_methods, metrics, (labels, masks, boxes), options)
+        model, targets = asked.model, asked.classes
     protocols = tuple({protocol.name: protocol for protocol in load_protocols(metrics)}.values())
     mosaics, pictures = _mosaics(images), cast("Images", images)
     if mosaics is not None:
@@ -128,6 +135,49 @@ def evaluate(
         _check_maps(sources, first + unreadable, chosen)
     _tell_of_failures(scores)
     return scores
+
+
+def _evaluate_each(
+    asked: Asked,
+    images: Images | Mosaic | Sequence[Mosaic],
+    maps_or_methods: MapsOrMethods,
+    metrics: str | Metric | Protocol | Sequence[str | Metric | Protocol],
+    truths: tuple[Any, Any, Any],
+    options: Mapping[str, Any],
+) -> Scores:
+    """`evaluate` where each image has a view of its own: one image at a time. A box is its own true box, if none is."""
+    if _mosaics(images) is not None:
+        raise ImageError(f"{asked.objective} is bound to images; mosaics are for classes")
+    labels, masks, boxes = truths
+    scores, first = Scores(model=asked.whole.spec), 0
+    own_box = getattr(asked.objective, "box", None)
+    for batch in iter_batches(asked.whole, cast("Images", images), 1, labels):
+        for own, view in asked.of_batch(batch):
+            found = evaluate(
+                view,
+                own,
+                _of_image(maps_or_methods, first),
+                metrics,
+                targets=asked.classes,
+                masks=None if masks is None else [masks[first]],
+                boxes=[boxes[first]] if boxes is not None else None if own_box is None else [[own_box]],
+                **options,
+            )
+            scores.protocols = found.protocols
+            scores.extend(found)
+            first += 1
+    return scores
+
+
+def _of_image(maps_or_methods: MapsOrMethods, index: int) -> Any:
+    """What belongs to one image: its map, where maps are given; methods are for all."""
+    given: Any = maps_or_methods
+    if isinstance(given, Mapping):
+        return {name: _of_image(maps, index) for name, maps in given.items()}
+    is_list = isinstance(given, list | tuple) and not any(isinstance(each, str | Method) for each in given)
+    if is_list or isinstance(given, Explanation | Tensor | np.ndarray):
+        return given[index : index + 1]
+    return given
 
 
 def _tell_of_failures(scores: Scores) -> None:
@@ -460,6 +510,16 @@ def _sources(
 
 def _classes_of(maps: Any) -> list[int] | None:
     return [int(index) for index in maps.targets] if isinstance(maps, Explanation) else None
+
+
+def _explained_objective(given: MapsOrMethods) -> Target | None:
+    """The text of what the first explanation that is given explains, where that is no class."""
+    named = given.values() if isinstance(given, Mapping) else [given]
+    settings = next((maps.settings for maps in named if isinstance(maps, Explanation)), {})
+    text = str(settings["target"]) if "target" in settings else None
+    if text is not None and ("<array" in text or text.startswith("custom(")):
+        raise TargetError(f"these maps explain {text}, which has no text to read; pass targets= again")
+    return text
 
 
 def _explained_classes(given: MapsOrMethods, images: int | None) -> list[list[int]] | None:

@@ -14,6 +14,7 @@ from aha.bench.race import Progress, Racing
 from aha.bench.race_record import Race
 from aha.bench.recommendation import Recommendation, recommendation, write_page
 from aha.bench.report import write_report
+from aha.bench.runner import planned_view
 from aha.errors import SpecError
 from aha.methods import METHODS, list_methods, load_method
 from aha.models import TargetModel, load_model, loads_its_model
@@ -120,7 +121,7 @@ def prepare(
         raise SpecError(f"methods= takes a list of texts such as ['grad_cam', 'rise'], not {methods!r}")
     for text in methods or ():
         load_method(text)  # unknown names are refused before anything is loaded
-    loaded = load_model(model)
+    loaded = planned_view(load_model(model), [target])
     chosen = tuple(methods) if methods else candidates(loaded)
     if len(chosen) < 2:
         raise SpecError("a race needs at least two methods")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
+from aha.api import Asked
 from aha.bench.cells import Cells, Measured
 from aha.bench.plan import Plan, Work, check_plan, fitted
 from aha.bench.records import Cell, PlanEntry, RunSettings
@@ -24,7 +25,7 @@ from aha.bench.subjects import Subjects
 from aha.core.disk import check_writable, result_key, versions
 from aha.core.ledger import Ledger
 from aha.data.datasets import BenchImage
-from aha.errors import AhaWarning, MetricError, OutputError, SpecError, warn
+from aha.errors import AhaWarning, MetricError, OutputError, SpecError, TargetError, warn
 from aha.learned.distributed import launched_device, launched_share, parts_of
 from aha.models import TargetModel, load_model
 
@@ -242,6 +243,19 @@ class BenchRun:
         return [self.images[index] for index in parts_of(len(self.images), self._share)]
 
 
+def planned_view(model: TargetModel, targets: Sequence[str]) -> TargetModel:
+    """The model as a plan's target has it: one that is no class is alone in its plan, and the same for all images."""
+    asked = [Asked.of(model, target) for target in dict.fromkeys(targets)]
+    objectives = [one.objective for one in asked if one.objective is not None]
+    if not objectives:
+        return model
+    if len(asked) > 1:
+        raise TargetError(f"{objectives[0]} is no plain class; measure it in a plan of its own")
+    if objectives[0].is_per_image:
+        raise TargetError(f"{objectives[0]} differs from image to image; measure it with aha.evaluate")
+    return asked[0].model
+
+
 def load_planned(plan: Plan, device: str | None = None) -> TargetModel:
     """The model of a plan, on the device that a launcher meant for this process."""
     model = load_model(
@@ -260,4 +274,4 @@ def load_planned(plan: Plan, device: str | None = None) -> TargetModel:
         batch_size=plan.batch_size,
     )
     model.stated_preprocessing()  # data are pictures; said before anything else goes wrong for the lack of it
-    return model
+    return planned_view(model, plan.targets)

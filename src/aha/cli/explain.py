@@ -76,7 +76,9 @@ def explain(
     target: Annotated[
         str | None,
         typer.Option(
-            help="Classes to explain: top1, top5, label, indices or names.", show_default="top1, or those compared"
+            help="Classes to explain: top1, top5, label, indices or names; or another target: "
+            "contrast(A, B), region(...), box(...), similarity(...), value(I), neuron(LAYER, CHANNEL).",
+            show_default="top1, or those compared",
         ),
     ] = None,
     contrast: Annotated[
@@ -147,6 +149,7 @@ def explain(
             _report(shared, json=json, quiet=quiet)
             return
 
+        from aha.api import Asked
         from aha.core.disk import check_writable
         from aha.data.datasets import choose
         from aha.data.targets import class_list
@@ -164,19 +167,21 @@ def explain(
         options["device"] = device or launched_device()
         loaded = load_model(model, **options)
         loaded.stated_preprocessing()  # what comes is pictures
-        methods = methods or [default_method(loaded)]
+        asked = target or contrast or "top1"
+        viewed = Asked.of(loaded, asked).model
+        methods = methods or [default_method(viewed)]
         if contrast is not None:
             compared = tuple(class_list(contrast, loaded))
             methods = [Var(chosen, classes=compared) for chosen in methods]
-        check_cost(methods, loaded, force=force)
-        pictures = choose(find_pictures(paths, place, loaded), limit, seed)
+        check_cost(methods, viewed, force=force)
+        pictures = choose(find_pictures(paths, place, viewed), limit, seed)
         share = launched_share()
         own = [pictures[index] for index in parts_of(len(pictures), share)]
-        asked, is_shared = target or contrast or "top1", share[1] > 1
+        is_shared = share[1] > 1
         run = FileRun(loaded, own, methods, asked, place, seed=seed, card=card, shared=is_shared)
 
         def expected() -> float:
-            return expected_seconds(methods, loaded, run.maps_per_image * len(run.pending))
+            return expected_seconds(methods, viewed, run.maps_per_image * len(run.pending))
 
         try:
             is_shown = not quiet and share[0] == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ from torch import Tensor
 
 from aha.errors import TargetError
 from aha.models import TargetModel
+from aha.targets.base import ClassScore, Objective, read_target
 
-Target = str | int | Sequence[int | str] | Sequence[Sequence[int | str]] | Tensor
+Target = str | int | Sequence[int | str] | Sequence[Sequence[int | str]] | Tensor | Objective | Callable[[Any], Tensor]
 """`"top1"`, `"top5"`, `"label"`, a class name or several (`"lynx, cougar"`), an index; or a list, one entry per image.
 
 An entry of the list is a class, or a list of classes, of its image: `[3, 5]` are two images, `[[3, 5]]` is one.
+What is no class is an objective of `aha.targets`, its text, or a function of what the network returns.
 """
 
 
@@ -42,6 +44,9 @@ def resolve_targets(
         positions: position of each image, where some of the caller's images are left out.
         total: number of images in the whole call, if known.
     """
+    target = read_target(target, model)
+    if isinstance(target, Objective):
+        target = _class_of(target, model)
     if isinstance(target, str):
         chosen = _by_word(target, model, outputs, labels)
     elif not _is_row(target):
@@ -50,6 +55,13 @@ def resolve_targets(
         chosen = _by_position(target, model, positions or range(first, first + len(outputs)), total)
     model.check_classes([index for row in chosen for index in row])
     return chosen
+
+
+def _class_of(objective: Objective, model: TargetModel) -> int | str:
+    """The class that stands for an objective in a view of the model."""
+    if not isinstance(objective, ClassScore) and (model.explained is None or model.explained.name != str(objective)):
+        raise TargetError(f"{objective} is no class of {model.spec}; ask for it alone, not among classes")
+    return objective.classes
 
 
 def most_classes(target: Target) -> int:

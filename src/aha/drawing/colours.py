@@ -6,6 +6,7 @@ about zero, so that its neutral colour always means "no evidence". Both grow eve
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -95,10 +96,23 @@ def scale_of(
     return Scale(low, high, name)
 
 
+def shared_scale(maps: Iterable[MapLike], *, signed: bool | None = None, cmap: str | None = None) -> Scale:
+    """The scale of several maps together, so that one colour means one value in all of them."""
+    values = [as_array(each).ravel() for each in maps]
+    if not values:
+        raise OutputError("a shared scale needs at least one map")
+    return scale_of(np.concatenate(values)[None], signed=signed, cmap=cmap)
+
+
 def colour(
-    values: MapLike, *, signed: bool | None = None, cmap: str | None = None, clip_percentile: float = 99.5
+    values: MapLike,
+    *,
+    signed: bool | None = None,
+    cmap: str | None = None,
+    clip_percentile: float = 99.5,
+    scale: Scale | None = None,
 ) -> tuple[Pixels, Scale]:
-    """Colours a map; takes the arguments of `scale_of`.
+    """Colours a map; takes the arguments of `scale_of`, or a scale that it has in common with others.
 
     A flat map is uniformly in the lowest colour, or in the neutral one if it is signed and zero everywhere.
     NaN becomes a grey hatch.
@@ -107,7 +121,7 @@ def colour(
         RGB pixels of shape (H, W, 3), and the scale they were drawn on.
     """
     array = as_array(values)
-    scale = scale_of(array, signed=signed, cmap=cmap, clip_percentile=clip_percentile)
+    scale = scale or scale_of(array, signed=signed, cmap=cmap, clip_percentile=clip_percentile)
     if scale.low == scale.high:
         places = np.full(array.shape, 0.5 if signed else 0.0)
     else:
@@ -117,6 +131,11 @@ def colour(
     pixels = table[np.rint(np.where(unseen, 0, places) * (len(table) - 1)).astype(np.intp)]
     pixels[unseen] = hatch(array.shape[0], array.shape[1])[unseen]
     return pixels, scale
+
+
+def is_symmetric(scale: Scale) -> bool:
+    """Was the scale made for signed maps?"""
+    return scale.low < 0 and scale.low == -scale.high
 
 
 def strength(values: MapLike, scale: Scale, *, signed: bool) -> npt.NDArray[np.float64]:

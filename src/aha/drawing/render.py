@@ -22,8 +22,10 @@ from aha.drawing.colours import (
     colour,
     hatch,
     is_signed,
+    is_symmetric,
     lookup_table,
     scale_of,
+    shared_scale,
     strength,
 )
 from aha.errors import OutputError
@@ -38,7 +40,9 @@ __all__ = [
     "heatmap",
     "overlay",
     "scale_of",
+    "shared_scale",
     "top_mask",
+    "with_bar",
 ]
 
 _PAPER = (255, 255, 255)
@@ -74,6 +78,7 @@ def overlay(
     signed: bool | None = None,
     cmap: str | None = None,
     clip_percentile: float = 99.5,
+    scale: Scale | None = None,
 ) -> Image.Image:
     """A map over its picture.
 
@@ -88,6 +93,7 @@ def overlay(
         signed: As in `colour`.
         cmap: As in `colour`.
         clip_percentile: As in `colour`.
+        scale: As in `colour`.
 
     Raises:
         OutputError: The map and the picture differ in size, or the opacity is out of range.
@@ -95,8 +101,9 @@ def overlay(
     if not 0 <= opacity <= 1:
         raise OutputError(f"opacity is {opacity}; it must lie between 0 and 1")
     array = _matching(image, values)
-    signed = is_signed(array) if signed is None else signed
-    pixels, scale = colour(array, signed=signed, cmap=cmap, clip_percentile=clip_percentile)
+    if signed is None:
+        signed = is_signed(array) if scale is None else is_symmetric(scale)
+    pixels, scale = colour(array, signed=signed, cmap=cmap, clip_percentile=clip_percentile, scale=scale)
     density = opacity * strength(array, scale, signed=signed) ** _DENSITY_EXPONENT
     density[np.isnan(array)] = 1 - _UNSEEN
     muted = ImageEnhance.Color(image.convert("RGB")).enhance(1 - _MUTED)
@@ -194,6 +201,17 @@ def annotate(
         draw.rectangle((margin, middle - size // 2, margin + size, middle + size // 2), fill=key)
         left = margin + 2 * size
         draw.text((left, middle), _shortened(text, small, width - margin - left), fill=_INK, font=small, anchor="lm")
+    return canvas
+
+
+def with_bar(picture: Image.Image, scale: Scale) -> Image.Image:
+    """A picture above one colour bar with its numbers, for maps that share a scale."""
+    width = max(picture.width, _MIN_CAPTION)
+    size = max(_MIN_FONT, min(width // 40, 18))
+    canvas = Image.new("RGB", (width, picture.height + 2 * size), _PAPER)
+    canvas.paste(picture.convert("RGB"), ((width - picture.width) // 2, 0))
+    font = ImageFont.load_default(size)
+    _draw_legend(canvas, scale, (size, picture.height + size), width - 2 * size, font)
     return canvas
 
 

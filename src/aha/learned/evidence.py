@@ -16,21 +16,13 @@ import torch
 from torch import Tensor
 
 from aha.models import Captures, TargetModel
-from aha.models.scores import SCORES, Score, logit
+from aha.models.scores import SCORES, Score
 from aha.models.tracing import Trace
 
 OF_STAGE, OF_BLOCK = 3, 4  # maps of evidence per stage of a pyramid, and per transformer block
 
 LOGIT = SCORES["logit"]
-
-
-def _log_odds(outputs: Tensor, classes: Tensor) -> Tensor:
-    """The class's logit against the log of all others' sum (B,): what its probability follows."""
-    others = outputs.scatter(1, classes[:, None], -torch.inf)
-    return logit(outputs, classes) - others.logsumexp(dim=1)
-
-
-LOG_ODDS = Score("log_odds", _log_odds)
+LOG_ODDS = SCORES["log_odds"]
 
 
 def is_token_model(target: TargetModel, size: Sequence[int] | None = None) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from aha.errors import CapabilityError
+from aha.models.explained import Explained
 from aha.models.hooks import autograd, hooked, slopes
 from aha.models.memory import Chunks
 from aha.models.passes import NO_STRUCTURE, captured, outputs_from_tokens
@@ -33,6 +34,18 @@ class Anatomy:
         self._cam_stages: dict[Shape, int] = {}
         self._readouts: dict[Shape, Tensor] = {}
         self._head: nn.Module | None = None
+        self._of_numbers: dict[str, Anatomy] = {}
+
+    def for_numbers(self, explained: Explained) -> Anatomy:
+        """What is known of the same network where a number of one's own is explained.
+
+        Its parts are the same. What is read of them depends on the kind of number, not on the image that it is bound
+        to, so that the views of many images find out about it once.
+        """
+        found = self._of_numbers.setdefault(explained.kind or explained.name, Anatomy())
+        if not explained.inside:  # a number from inside may not come from the last block at all
+            found._structures = self._structures
+        return found
 
     def structure(self, model: RunnableModel, size: Sequence[int] | None = None) -> Structure:
         """Stages, blocks and attention for inputs of this size, (H, W) or (C, H, W); found once per size."""
@@ -132,6 +145,8 @@ class Anatomy:
 
     def class_vectors(self, model: RunnableModel) -> Tensor:
         """One vector (K, D) per output: a text's embedding, or the weights of the last linear layer that is run."""
+        if model.explained is not None:
+            raise CapabilityError(f"{model.explained.name} is not the output of a class, so it has no class vector")
         if isinstance(model.module, TextClassifier):
             return model.module.class_vectors.detach()
         if self._head is None:

@@ -93,6 +93,21 @@ def hooked(hooks: Iterable[tuple[nn.Module, ForwardHook]]) -> Iterator[None]:
 
 
 @contextmanager
+def noted(module: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """What the named parts return during the block, in their last call; it stays on the way to the outputs."""
+    found: dict[str, Any] = {}
+
+    def note(name: str) -> ForwardHook:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            found[name] = output
+
+        return hook
+
+    with hooked([(module.get_submodule(name), note(name)) for name in names]):
+        yield found
+
+
+@contextmanager
 def swapped_forward(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Other forward functions for some modules, for the duration of a block."""
     kept = {module: module.__dict__.get("forward") for module in forwards}

@@ -49,7 +49,7 @@ class _Found(NamedTuple):
 
 def read_outputs(returned: Any, reader: OutputReader = None) -> Tensor:
     """Outputs (B, K) from a tensor, tuple, dict or ModelOutput; `reader` is a key, an index or a function."""
-    outputs = returned if reader is None else _read(returned, reader)
+    outputs = picked(returned, reader)
     if not isinstance(outputs, Tensor):
         outputs = _only(returned, list(_tensors(outputs)))
     if outputs.dim() == 1:
@@ -61,7 +61,10 @@ def read_outputs(returned: Any, reader: OutputReader = None) -> Tensor:
     return outputs
 
 
-def _read(returned: Any, reader: str | int | Callable[[Any], Tensor]) -> Any:
+def picked(returned: Any, reader: OutputReader = None) -> Any:
+    """What a reader picks of what a model returned; all of it without one."""
+    if reader is None:
+        return returned
     if callable(reader):
         return reader(returned)
     try:

@@ -21,9 +21,10 @@ from aha.core.rows import fingerprints
 from aha.errors import AhaWarning, ModelError, TargetError, warn
 from aha.models.class_names import index_of
 from aha.models.copies import Engine, check_engine
+from aha.models.explained import Answer, Explained
 from aha.models.forward_only import ForwardOnly, weight_versions
 from aha.models.habits import advice, habits_of_weights, likely_weights
-from aha.models.hooks import autograd, evaluating, has_backward_hooks, lock_of, parts_of
+from aha.models.hooks import autograd, evaluating, has_backward_hooks, lock_of, noted, parts_of
 from aha.models.kept import KeptPass
 from aha.models.memory import Chunks, is_out_of_memory
 from aha.models.outputs import OutputReader, read_outputs
@@ -75,6 +76,7 @@ class RunnableModel:
     class_names: Sequence[str] | None = None
     precision: Precision = "float32"
     engine: Engine = "eager"  # what was asked to run passes without gradients
+    explained: Explained | None = None  # a number of one's own instead of class outputs
     batch_size: InitVar[int] = 32
 
     def __post_init__(self, batch_size: int) -> None:
@@ -199,7 +201,7 @@ class RunnableModel:
         return self._forward_only.outputs(inputs, self.forward, self.module, self.chunks.size)
 
     def _may_use_copies(self) -> bool:
-        if self.engine == "eager" or self._is_probing or self._is_changed:
+        if self.engine == "eager" or self._is_probing or self._is_changed or self.explained is not None:
             return False
         # Whoever hooked into the module wants to see its passes, or to change them.
         is_watched = any(part._forward_hooks or part._forward_pre_hooks for part in parts_of(self.module))
@@ -242,15 +244,22 @@ class RunnableModel:
         if torch.is_grad_enabled() and not inputs.requires_grad and has_backward_hooks(self.module):
             inputs = inputs.requires_grad_().clone()
         try:
-            with own_numbers_of(self.module):
+            with own_numbers_of(self.module), noted(self.module, self._inside) as inside:
                 returned = self.module(inputs)
         except (RuntimeError, ValueError, AssertionError) as error:  # as PyTorch and libraries speak of wrong shapes
             if is_out_of_memory(error):
                 raise
             raise ModelError(f"{self.spec} fails on inputs of shape {_failure(inputs, error)}") from error
-        outputs = read_outputs(returned, self.output)
+        if self.explained is not None:
+            height, width = inputs.shape[-2:]
+            returned = self.explained.numbers(Answer(returned, inside, (height, width), len(inputs), self.output))
+        outputs = read_outputs(returned, None if self.explained is not None else self.output)
         self._num_classes = self.score.num_classes(outputs)
         return outputs.float() if outputs.dtype in HALF.values() else outputs
+
+    @property
+    def _inside(self) -> tuple[str, ...]:
+        return () if self.explained is None else self.explained.inside
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision that was asked for; that of the weights while something is found out about the model."""

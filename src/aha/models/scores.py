@@ -78,6 +78,14 @@ def log_softmax(outputs: Tensor, classes: Tensor) -> Tensor:
     return logit(outputs.log_softmax(dim=1), classes)
 
 
+def log_odds(outputs: Tensor, classes: Tensor) -> Tensor:
+    """Log of the probability of the class over that of all others: what the softmax follows, without its saturation."""
+    if outputs.shape[1] == 1:
+        return logit(outputs, classes)
+    others = outputs.scatter(1, classes[:, None], -torch.inf)
+    return logit(outputs, classes) - others.logsumexp(dim=1)
+
+
 def sigmoid(outputs: Tensor, classes: Tensor) -> Tensor:
     """Sigmoid probability of the class on its own: multi-label and binary classifiers."""
     return logit(outputs, classes).sigmoid()
@@ -92,6 +100,7 @@ for _score in (
     Score("logit", logit),
     Score("softmax", softmax, raw="logit", is_probability=True),
     Score("log_softmax", log_softmax),
+    Score("log_odds", log_odds),
     Score("sigmoid", sigmoid, raw="logit", is_probability=True),
     Score("regression", regression, splits_single=False),
 ):

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from aha.errors import ModelError
 from aha.models.anatomy import Anatomy
 from aha.models.attention import AttentionTap
 from aha.models.blocks import BlockLimits, BlockStates, Step
+from aha.models.explained import Explained
 from aha.models.hooks import (
     first_tensor,
     frozen_weights,
@@ -34,7 +36,7 @@ from aha.models.parts import Parts, Toll
 from aha.models.passes import NO_STRUCTURE, captured, features_of
 from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
 from aha.models.runnable import RunnableModel
-from aha.models.scores import Score
+from aha.models.scores import Score, regression
 from aha.models.structure import Structure
 from aha.models.texts import TextClassifier
 from aha.models.tracing import NOTHING, Captures, SharedTrace, Trace
@@ -92,6 +94,28 @@ class TargetModel(RunnableModel):
     def class_vectors(self) -> Tensor:
         """One vector (K, D) per output: a text's embedding, or the weights of the last linear layer that is run."""
         return self._anatomy.class_vectors(self)
+
+    def explaining(self, explained: Explained) -> TargetModel:
+        """The same network, of which a number of one's own (B, 1) takes the place of the class outputs.
+
+        What is known of its inside is shared. The number is class 0 of the view, and its only one.
+        """
+        score = Score(explained.name, regression, is_probability=explained.is_probability, splits_single=False)
+        view = self._with(score=score, explained=explained, class_names=(explained.label or explained.name,))
+        view._anatomy = self._anatomy.for_numbers(explained)
+        view._parts = Parts(view._anatomy)
+        return view
+
+    def scored_by(self, score: Score) -> TargetModel:
+        """The same network with another score of the same class outputs."""
+        view = self._with(score=score)
+        view._anatomy, view._parts = self._anatomy, self._parts
+        return view
+
+    def _with(self, **changes: Any) -> TargetModel:
+        view = replace(self, **changes, batch_size=self.chunks.size)
+        view._digest = self._digest
+        return view
 
     # Reading it
 

@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -116,13 +116,21 @@ class Explanation:
         signed: bool | None = None,
         cmap: str | None = None,
         caption: bool = True,
+        scale: render.Scale | Literal["own", "shared"] = "own",
     ) -> Image.Image:
-        """The map over the original image, with class, score, method and colour legend underneath."""
+        """The map over the original image, with class, score, method and colour legend underneath.
+
+        With `scale="shared"`, a colour means the same value in all maps of this explanation; a scale from
+        `aha.results.explanations.shared_scale` does so over several explanations, of other methods or models too.
+        """
         values = self.original_map(index)
-        picture = render.overlay(self.subjects[index].image, values, opacity=opacity, signed=signed, cmap=cmap)
+        common = _scale(scale, self, signed, cmap)
+        picture = render.overlay(
+            self.subjects[index].image, values, opacity=opacity, signed=signed, cmap=cmap, scale=common
+        )
         if not caption:
             return picture
-        _, legend = render.colour(values, signed=signed, cmap=cmap)
+        _, legend = render.colour(values, signed=signed, cmap=cmap, scale=common)
         return render.annotate(picture, title=self.caption(index), subtitle=self.method, legend=legend)
 
     def top_mask(self, index: int = 0, *, percent: float = 20.0) -> Image.Image:
@@ -268,3 +276,14 @@ def data_uri(picture: Image.Image) -> str:
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _scale(scale: Any, found: Explanation, signed: bool | None, cmap: str | None) -> render.Scale | None:
+    if scale == "own":
+        return None
+    if scale == "shared":
+        maps = (found.original_map(row) for row in range(len(found)))
+        return render.shared_scale(maps, signed=signed, cmap=cmap)
+    if not isinstance(scale, render.Scale):
+        raise OutputError(f"scale must be 'own', 'shared' or a scale, not {scale!r}")
+    return scale

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 
@@ -16,29 +18,40 @@ _MOST_ROWS = 12  # that a notebook shows
 _CELL = 224  # pixels across
 
 
+def shared_scale(explanations: Iterable[Explanation]) -> render.Scale:
+    """One colour scale for the maps of several explanations: of pictures, classes, methods or models."""
+    return render.shared_scale(found.original_map(row) for found in explanations for row in range(len(found)))
+
+
 class Explanations(dict[str, Explanation]):
     """Method -> its explanation, all of the same pictures and classes; in a notebook, a grid of all maps."""
 
     def __repr__(self) -> str:
         return f"Explanations({', '.join(self)}: {len(self._first)} maps each)"
 
-    def figure(self, *, width: int = _CELL, most: int | None = None) -> Image.Image:
+    def figure(
+        self, *, width: int = _CELL, most: int | None = None, scale: Literal["own", "shared"] = "own"
+    ) -> Image.Image:
         """A row for each picture and class: the part of the picture that the model saw, then a map of each method.
 
         Args:
             width: of a map, in pixels.
             most: rows that are drawn at most.
+            scale: "shared" draws all maps on one colour scale, with its numbers on a bar underneath.
         """
         from aha.results.gallery import overlay, window  # its templates are of no use to those who draw nothing
 
+        if scale not in ("own", "shared"):
+            raise OutputError(f"scale must be 'own' or 'shared', not {scale!r}")
         subjects, rows = self._first.subjects, range(len(self._first))[:most]
-        return render.contact_sheet(
+        common = shared_scale(self.values()) if scale == "shared" else None
+        sheet = render.contact_sheet(
             [
                 [
                     _resized(picture, width)
                     for picture in (
                         subjects[row].image.convert("RGB").crop(window(subjects[row])),
-                        *(overlay(found, row) for found in self.values()),
+                        *(overlay(found, row, common) for found in self.values()),
                     )
                 ]
                 for row in rows
@@ -46,8 +59,9 @@ class Explanations(dict[str, Explanation]):
             row_labels=[self._first.caption(row) for row in rows],
             column_labels=["photograph", *self],
         )
+        return sheet if common is None else render.with_bar(sheet, common)
 
-    def save(self, path: str | Path, *, width: int = _CELL) -> Path:
+    def save(self, path: str | Path, *, width: int = _CELL, scale: Literal["own", "shared"] = "own") -> Path:
         """Writes `figure` as the kind of picture that the path names, such as .png or .jpg, and returns the path."""
         path, kinds = Path(path), Image.registered_extensions()
         kind = kinds.get(path.suffix.lower())
@@ -55,7 +69,7 @@ class Explanations(dict[str, Explanation]):
             raise OutputError(f"{path} is not an image format that can be written; use .png or .jpg")
         with writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, lambda file: self.figure(width=width).save(file, format=kind))
+            write_atomically(path, lambda file: self.figure(width=width, scale=scale).save(file, format=kind))
         return path
 
     def _repr_html_(self) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from aha.core.disk import versions, write_atomically
 from aha.data.batches import Subject
 from aha.data.targets import top_classes
-from aha.drawing.colours import DIVERGING, SEQUENTIAL, is_signed, lookup_table, scale_of
+from aha.drawing.colours import DIVERGING, SEQUENTIAL, Scale, is_signed, is_symmetric, lookup_table, scale_of
 from aha.models import TargetModel
 from aha.results.cards import Card, two_digits
 from aha.results.explanation import Explanation
@@ -159,11 +159,11 @@ def window(subject: Subject) -> tuple[int, int, int, int]:
     return max(0, round(left)), max(0, round(top)), min(width, round(right)), min(height, round(bottom))
 
 
-def overlay(explanation: Explanation, index: int = 0) -> Image.Image:
+def overlay(explanation: Explanation, index: int = 0, scale: Scale | None = None) -> Image.Image:
     """A map over the part of its picture that the model saw."""
-    signed = is_signed(explanation.original_map(index))
+    signed = is_signed(explanation.original_map(index)) if scale is None else is_symmetric(scale)
     opacity = _SIGNED_OPACITY if signed else _OPACITY
-    drawn = explanation.overlay(index, opacity=opacity, signed=signed, caption=False)
+    drawn = explanation.overlay(index, opacity=opacity, signed=signed, caption=False, scale=scale or "own")
     return drawn.crop(window(explanation.subjects[index]))
 
 
