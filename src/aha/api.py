@@ -266,6 +266,7 @@ def _explain_batch(
         maps = _at_input_size(torch.cat([part.maps for part in parts]), size, method)
         found = [distribution for part in parts for distribution in part.distributions]
         scores = model.score(outputs[rows], classes)
+        quality = method.quality(model, outputs[rows], classes, maps)
     explanation = Explanation(
         maps=maps.cpu(),
         targets=classes.cpu(),
@@ -286,6 +287,7 @@ def _explain_batch(
         },
         digest=model.digest,
         distribution=[distribution.resized(size) for distribution in found],
+        quality=quality,
     )
     _warn_of_unusable(explanation, outputs[rows].cpu())
     return explanation

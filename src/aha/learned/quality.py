@@ -122,7 +122,7 @@ def fitted(read: Tensor, ins_del: Tensor, gain: Tensor, *, steps: int = 800, rat
             found, scale, more = head(read).unbind(dim=1)
             loss = (0.5 * ((found - ins_del) / scale.exp()).square() + scale + 5 * (more - gain).square()).mean()
             optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
     with torch.no_grad():
         head.gains = torch.quantile(head(read)[:, 2], torch.linspace(0, 1, _QUANTILES))

@@ -12,6 +12,7 @@ from torch import Tensor
 from aha.errors import AhaError, SpecError
 from aha.learned.explainer import Explainer
 from aha.learned.library import UNIVERSAL, explainer_of
+from aha.learned.quality import Quality, predicted
 from aha.learned.refinement import RefinementConfig, refine, refine_until_settled
 from aha.learned.settings import LOOKS
 from aha.methods.base import Method, method
@@ -110,6 +111,10 @@ class AHA(Method):
         """Which explainer drew the map."""
         explainer = self._explainer(model, size)
         return {"explainer": explainer.config.name, "explainer_digest": explainer.digest}
+
+    def quality(self, model: TargetModel, outputs: Tensor, classes: Tensor, maps: Tensor) -> list[Quality]:
+        """Of maps of one look, which predictions were fitted to."""
+        return predicted(model, outputs, classes, maps) if self.looks == 1 and not self.refine else []
 
     def _refinement(self, explainer: Explainer) -> RefinementConfig:
         """The explainer's own, with what is stated in its place."""

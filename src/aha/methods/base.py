@@ -22,6 +22,7 @@ from aha.core.registry import Registry, nearest_names
 from aha.core.seeds import generator_of
 from aha.core.spec import Spec, parse
 from aha.errors import AhaError, AhaWarning, CapabilityError, SpecError, warn
+from aha.learned.quality import Quality
 from aha.methods.cost import Cost
 from aha.models import NOTHING, Captures, TargetModel, Trace
 from aha.perturb.partitions import PARTITIONS, Partition
@@ -121,6 +122,10 @@ class Method(Spec):
     def facts(self, model: TargetModel, size: Sequence[int] | None = None) -> dict[str, object]:
         """What a manifest says of its maps besides its text, of inner methods too; nothing for most methods."""
         return {name: fact for inner in self._inner() for name, fact in inner.facts(model, size).items()}
+
+    def quality(self, model: TargetModel, outputs: Tensor, classes: Tensor, maps: Tensor) -> list[Quality]:
+        """What is predicted of each of its maps (B, H, W), by the model's outputs (B, K); nothing for most methods."""
+        return []
 
     @property
     def references(self) -> list[Reference]:

@@ -21,6 +21,7 @@ from aha.data.batches import Subject
 from aha.data.datasets import content_digest
 from aha.drawing import render
 from aha.errors import OutputError
+from aha.learned.quality import Quality
 from aha.methods.machinery.distribution import Distribution
 from aha.results.cards import Card
 from aha.results.folder import ResultFolder, ResultItem
@@ -44,6 +45,7 @@ class Explanation:
         digest: digest of the model's weights.
         cards: faithfulness cards, one per map, if asked for.
         distribution: for `var`, one per map: how the compared classes share each place (see `Distribution`).
+        quality: for `aha`, one per map: how good it probably is, and what refinement would add.
         settings: seed, score, upsampling and the like, for the manifest.
     """
 
@@ -58,6 +60,7 @@ class Explanation:
     digest: str
     cards: Sequence[Card] = ()
     distribution: Sequence[Distribution] = ()
+    quality: Sequence[Quality] = ()
     settings: dict[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -77,6 +80,7 @@ class Explanation:
             seconds=self.seconds * len(chosen) / max(1, len(self)),
             cards=[self.cards[row] for row in chosen] if self.cards else (),
             distribution=[self.distribution[row] for row in chosen] if self.distribution else (),
+            quality=[self.quality[row] for row in chosen] if self.quality else (),
         )
 
     def _places(self, index: int | slice) -> int | range:
@@ -192,6 +196,7 @@ class Explanation:
             key=key,
             picture=content_digest(lambda: self.subjects[index].image),
             card=self.cards[index].sentence if self.cards else "",
+            quality=self.quality[index].sentence if self.quality else "",
             **self._compared(index),
         )
 
@@ -261,6 +266,7 @@ class Explanation:
             digest=first.digest,
             cards=[card for part in parts for card in part.cards],
             distribution=[found for part in parts for found in part.distribution],
+            quality=[found for part in parts for found in part.quality],
             settings=first.settings,
         )
 

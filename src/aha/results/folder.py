@@ -56,6 +56,7 @@ class MapRecord(TypedDict):
     model: NotRequired[str]
     model_digest: NotRequired[str]
     card: NotRequired[str]
+    quality: NotRequired[str]
     picture: NotRequired[str]
     sums: dict[str, str]
 
@@ -71,6 +72,7 @@ class ResultItem:
         arrays: what else belongs into the map's file.
         composite: which class wins where, if classes were compared.
         card: how far the map can be trusted, in words, if that was measured.
+        quality: how good it probably is, in words, if that can be predicted.
     """
 
     image: str
@@ -89,6 +91,7 @@ class ResultItem:
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
     composite: Image.Image | None = None
     card: str = ""
+    quality: str = ""
 
 
 class ResultFolder:
@@ -207,6 +210,8 @@ class ResultFolder:
             entry["composite"] = names["composite"]
         if item.card:
             entry["card"] = item.card
+        if item.quality:
+            entry["quality"] = item.quality
         self._ledger.append([entry])
         self._remember(entry)
 

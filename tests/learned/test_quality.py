@@ -1,0 +1,64 @@
+"""Predictions of how good a map is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aha
+from aha.learned import quality
+from aha.learned.quality import FEATURES, Quality, fitted, predicted, quality_features
+from aha.models import load_model
+from fakes import TinyCNN, randomised
+
+STATED = {"input_size": 64, "mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+def test_features_follow_the_order_alone() -> None:
+    model = load_model(randomised(TinyCNN(), seed=1), **STATED)
+    maps, outputs, classes = torch.rand(3, 64, 64), torch.randn(3, model.num_classes), torch.tensor([0, 1, 2])
+    read = quality_features(model, outputs, classes, maps)
+    assert read.shape == (3, FEATURES)
+    assert torch.equal(read, quality_features(model, outputs, classes, 5 * maps.exp() - 2))
+
+
+def test_shape_of_a_square() -> None:
+    model = load_model(randomised(TinyCNN(), seed=1), **STATED)
+    maps = torch.zeros(2, 100, 100)
+    maps[0, :45, :45] = torch.rand(45, 45) + 1  # in a corner: 20 % of the pixels
+    maps[1] = torch.rand(100, 100)  # everywhere
+    read = quality_features(model, torch.zeros(2, model.num_classes), torch.tensor([0, 0]), maps)
+    corner, everywhere = read[:, -3:]
+    assert corner[0] < everywhere[0] and corner[1] > 0.3 > everywhere[1] and corner[2] < 0.5 < everywhere[2]
+
+
+def test_a_fit_finds_what_is_there() -> None:
+    generator = torch.Generator().manual_seed(0)
+    read = torch.randn(600, FEATURES, generator=generator)
+    noise = 0.05 * torch.randn(600, generator=generator)
+    ins_del, gain = 0.3 + 0.1 * read[:, 2] + noise, 0.05 - 0.02 * read[:, 2]
+    head = fitted(read[:400], ins_del[:400], gain[:400])
+    mean, scale, more = head(read[400:]).unbind(dim=1)
+    assert (mean - ins_del[400:]).abs().mean() < 0.07
+    assert scale.exp().mean() == pytest.approx(0.05, abs=0.02)
+    assert torch.corrcoef(torch.stack([more, gain[400:]]))[0, 1] > 0.9
+    assert (head(read)[:, 2] > head.least_gain(0.25)).float().mean() == pytest.approx(0.25, abs=0.05)
+    assert head.least_gain(1.0) == -torch.inf
+
+
+def test_explanations_carry_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = fitted(torch.rand(50, FEATURES), torch.rand(50), torch.rand(50), steps=5)
+    monkeypatch.setattr(quality, "shipped_head", lambda: head)
+    model = load_model(randomised(TinyCNN(), seed=1), **STATED)
+    images = torch.rand(3, 3, 64, 64)
+    explanation = aha.explain(model, images, "aha", target=0)
+    assert len(explanation.quality) == 3 and explanation[1:].quality == explanation.quality[1:]
+    assert all(0 < one.error and one.sentence.startswith("predicted Ins-Del") for one in explanation.quality)
+    assert not aha.explain(model, images, "gradient", target=0).quality
+    logits = load_model(randomised(TinyCNN(), seed=1), score="logit", **STATED)
+    assert predicted(logits, torch.rand(1, 5), torch.tensor([0]), torch.rand(1, 64, 64)) == []
+
+
+def test_a_poor_map_is_said_to_be_poor() -> None:
+    assert Quality(0.1, 0.1, 0.08).sentence.endswith("likely poor: refine it")
+    assert "poor" not in Quality(0.5, 0.1, 0.08).sentence
