@@ -295,7 +295,9 @@ def test_stages_that_are_not_there_are_refused(target: TargetModel) -> None:
         Explainer.for_target(target, Design(stages=(0, 99)))
 
 
-@pytest.mark.parametrize("text", ["aha(refine=-1)", "aha(refine='much')", "aha(steps=0)", "aha(budget=0)"])
+@pytest.mark.parametrize(
+    "text", ["aha(refine=-1)", "aha(refine='much')", "aha(steps=0)", "aha(budget=1)", "aha(budget=8, looks=3)"]
+)
 def test_bad_parameters_are_one_line(text: str) -> None:
     with pytest.raises(SpecError, match="aha: "):
         aha.load_method(text)

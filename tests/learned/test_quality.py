@@ -8,6 +8,7 @@ import torch
 import aha
 from aha.learned import quality
 from aha.learned.quality import FEATURES, Quality, fitted, predicted, quality_features
+from aha.methods import aha as aha_method
 from aha.models import load_model
 from fakes import TinyCNN, randomised
 
@@ -53,10 +54,30 @@ def test_explanations_carry_it(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.rand(3, 3, 64, 64)
     explanation = aha.explain(model, images, "aha", target=0)
     assert len(explanation.quality) == 3 and explanation[1:].quality == explanation.quality[1:]
-    assert all(0 < one.error and one.sentence.startswith("predicted Ins-Del") for one in explanation.quality)
+    assert all(one.error > 0 and one.sentence.startswith("predicted Ins-Del") for one in explanation.quality)
     assert not aha.explain(model, images, "gradient", target=0).quality
     logits = load_model(randomised(TinyCNN(), seed=1), score="logit", **STATED)
     assert predicted(logits, torch.rand(1, 5), torch.tensor([0]), torch.rand(1, 64, 64)) == []
+
+
+def test_a_budget_goes_to_those_that_gain_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = torch.rand(80, FEATURES)
+    head = fitted(read, torch.rand(80), read[:, 5], steps=50)
+    for module in (quality, aha_method):
+        monkeypatch.setattr(module, "shipped_head", lambda: head)
+    model = load_model(randomised(TinyCNN(), seed=1), **STATED)
+    images, classes = torch.rand(6, 3, 64, 64), torch.zeros(6, dtype=torch.long)
+    plain, refined = (aha.load_method(text)(model, images, classes) for text in ("aha", "aha(refine=3)"))
+    foreseen = predicted(model, model.outputs(images), classes, plain)
+    head.gains = torch.linspace(min(one.gain for one in foreseen), max(one.gain for one in foreseen), 101)
+    found = aha.load_method("aha(budget=50)")(model, images, classes)
+    wanted = torch.tensor([one.gain > head.least_gain(0.5) for one in foreseen])
+    assert 0 < wanted.sum() < 6
+    for row, is_refined in enumerate(wanted.tolist()):
+        assert torch.allclose(found[row], (refined if is_refined else plain)[row], atol=1e-4)
+        alone = aha.load_method("aha(budget=50)")(model, images[row : row + 1], classes[:1])
+        gaps = [(alone[0] - maps[row]).abs().mean() for maps in (plain, refined)]
+        assert (gaps[1] < gaps[0]) == is_refined  # whichever images are with it
 
 
 def test_a_poor_map_is_said_to_be_poor() -> None:

@@ -9,15 +9,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from aha.errors import AhaError, SpecError
+from aha.errors import AhaError, ModelError, SpecError
 from aha.learned.explainer import Explainer
 from aha.learned.library import UNIVERSAL, explainer_of
-from aha.learned.quality import Quality, predicted
+from aha.learned.quality import STEPS, Quality, predicted, shipped_head
 from aha.learned.refinement import RefinementConfig, refine, refine_until_settled
 from aha.learned.settings import LOOKS
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
 from aha.models import NOTHING, Captures, TargetModel
+
+MOST_STEPS = 6
+"""Gradient steps that "auto" may take."""
+_ONE_LOOK = 2  # a forward and a backward pass
 
 
 @method("aha", family="learned", needs={"features"}, citation="Schinagl et al., arXiv 2604.05819 (2026)")
@@ -32,7 +36,9 @@ class AHA(Method):
         looks: forward and backward passes that a map is made of: 1, or 3, 5 or 9. After the first, each pair looks at
             the image without the map's top pixels and at these alone, and a learned correction is added.
         refine: gradient steps T for each image; "auto" stops each image when its own soft objective settles.
-        budget: most gradient steps that "auto" may take.
+        budget: passes per image on average, forward and backward. Three refinement steps go to the images that are
+            predicted to gain most by them, as many as the budget allows; whether an image is one of them does not
+            depend on the others. For photographs like those of ImageNet the mean comes near the budget.
         learning_rate: of the refinement; the explainer's own by default.
         steps: perturbation steps S of a sequence in the refinement, the explainer's own by default; a gradient step
             costs 2 S forward and backward passes.
@@ -42,7 +48,7 @@ class AHA(Method):
     explainer: str = ""
     looks: int = 1
     refine: int | Literal["auto"] = 0
-    budget: int = 6
+    budget: float | None = None
     learning_rate: float | None = None
     steps: int | None = None
     calibrated: bool = True
@@ -54,16 +60,20 @@ class AHA(Method):
         if self.refine != "auto" and (not isinstance(self.refine, int) or self.refine < 0):
             raise SpecError(f"aha: refine is a number of steps or 'auto', not {self.refine!r}")
         stated = (value for value in (self.steps, self.learning_rate) if value is not None)
-        if self.budget < 1 or any(value <= 0 for value in stated):
-            raise SpecError("aha: budget, steps and learning_rate must be positive")
+        if any(value <= 0 for value in stated):
+            raise SpecError("aha: steps and learning_rate must be positive")
+        if self.budget is not None and (self.budget < _ONE_LOOK or self.refine or self.looks > 1):
+            raise SpecError(
+                f"aha: budget is a mean number of passes from {_ONE_LOOK} on, and takes the place of looks and refine"
+            )
 
     @property
     def needs(self) -> frozenset[str]:
         """Gradients too, if there is more than one look."""
-        return self.required | ({"gradients"} if self.refine or self.looks > 1 else set())
+        return self.required | ({"gradients"} if self.refine or self.budget or self.looks > 1 else set())
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
-        rounds = self.budget if self.refine == "auto" else self.refine
+        rounds = MOST_STEPS if self.refine == "auto" else STEPS if self.budget else self.refine
         steps = self.steps or (self._refinement(self._explainer(model)).steps if rounds else 0)
         # A forward and a backward pass of each perturbed image; the masks of one round are there at once.
         looks = self.looks
@@ -83,6 +93,8 @@ class AHA(Method):
         return explainer.calibrated(maps) if self.calibrated else maps
 
     def _maps(self, explainer: Explainer, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        if self.budget is not None:
+            return self._within_budget(explainer, model, images, classes)
         if self.refine == 0 and self.looks == 1:
             return explainer.maps(model, images, classes)
         reviser = self._reviser(explainer, model, images.shape[1:])
@@ -94,10 +106,26 @@ class AHA(Method):
             if self.refine == 0 and start is not None:
                 return start
             if self.refine == "auto":
-                return refine_until_settled(explainer, *shown, self.budget, config, start=start)[0]
+                return refine_until_settled(explainer, *shown, MOST_STEPS, config, start=start)[0]
             return refine(explainer, *shown, self.refine, config, start=start)
 
         return torch.cat(model.chunks.run(run, len(images)))
+
+    def _within_budget(self, explainer: Explainer, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        """Maps (B, H, W) of one look; those that gain most by it are refined."""
+        maps = explainer.maps(model, images, classes)
+        foreseen = predicted(model, model.outputs(images), classes, maps)
+        if len(foreseen) < len(maps):
+            raise ModelError(
+                f"aha: no gain can be predicted for {model.spec}, whose score is no probability; use refine="
+            )
+        share = (self.budget - _ONE_LOOK) / (4 * self._refinement(explainer).steps * STEPS)  # type: ignore[operator]
+        limit = shipped_head().least_gain(share)  # type: ignore[union-attr]
+        rows = [row for row, quality in enumerate(foreseen) if quality.gain > limit]
+        if rows:
+            refined = replace(self, budget=None, refine=STEPS)._maps(explainer, model, images[rows], classes[rows])
+            maps[rows] = refined
+        return maps
 
     def _reviser(self, explainer: Explainer, model: TargetModel, size: Sequence[int] | None = None) -> Explainer:
         """What corrects the maps: the explainer itself, else the universal one, which reads the maps of any."""
@@ -114,7 +142,8 @@ class AHA(Method):
 
     def quality(self, model: TargetModel, outputs: Tensor, classes: Tensor, maps: Tensor) -> list[Quality]:
         """Of maps of one look, which predictions were fitted to."""
-        return predicted(model, outputs, classes, maps) if self.looks == 1 and not self.refine else []
+        is_one_look = self.looks == 1 and not self.refine and self.budget is None
+        return predicted(model, outputs, classes, maps) if is_one_look else []
 
     def _refinement(self, explainer: Explainer) -> RefinementConfig:
         """The explainer's own, with what is stated in its place."""
