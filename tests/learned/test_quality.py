@@ -61,12 +61,13 @@ def test_explanations_carry_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_budget_goes_to_those_that_gain_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = torch.rand(80, FEATURES)
-    head = fitted(read, torch.rand(80), read[:, 5], steps=50)
+    generator = torch.Generator().manual_seed(0)
+    read = torch.rand(80, FEATURES, generator=generator)
+    head = fitted(read, read[:, 2], read[:, 5], steps=50)
     for module in (quality, aha_method):
         monkeypatch.setattr(module, "shipped_head", lambda: head)
     model = load_model(randomised(TinyCNN(), seed=1), **STATED)
-    images, classes = torch.rand(6, 3, 64, 64), torch.zeros(6, dtype=torch.long)
+    images, classes = torch.rand(6, 3, 64, 64, generator=generator), torch.zeros(6, dtype=torch.long)
     plain, refined = (aha.load_method(text)(model, images, classes) for text in ("aha", "aha(refine=3)"))
     foreseen = predicted(model, model.outputs(images), classes, plain)
     head.gains = torch.linspace(min(one.gain for one in foreseen), max(one.gain for one in foreseen), 101)
@@ -74,10 +75,10 @@ def test_a_budget_goes_to_those_that_gain_most(monkeypatch: pytest.MonkeyPatch) 
     wanted = torch.tensor([one.gain > head.least_gain(0.5) for one in foreseen])
     assert 0 < wanted.sum() < 6
     for row, is_refined in enumerate(wanted.tolist()):
-        assert torch.allclose(found[row], (refined if is_refined else plain)[row], atol=1e-4)
         alone = aha.load_method("aha(budget=50)")(model, images[row : row + 1], classes[:1])
-        gaps = [(alone[0] - maps[row]).abs().mean() for maps in (plain, refined)]
-        assert (gaps[1] < gaps[0]) == is_refined  # whichever images are with it
+        for one in (found[row], alone[0]):  # whichever images are with it
+            gaps = [(one - maps[row]).abs().mean() for maps in (plain, refined)]
+            assert (gaps[1] < gaps[0]) == is_refined
 
 
 def test_a_poor_map_is_said_to_be_poor() -> None:
