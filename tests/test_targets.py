@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import aha
 from aha.api import Asked
+from aha.bench.runner import planned_view
 from aha.errors import AhaError, CapabilityError, ModelError, OutputError, TargetError
 from aha.files import FileRun, find_pictures
 from aha.methods import load_method
@@ -284,6 +285,14 @@ def test_folders_name_the_target_and_resume(dense: aha.TargetModel, cnn: aha.Tar
             counts.append((run.done, run.skipped))
         assert counts == [(1, 0), (0, 1), (1, 0)]
         assert "(" in json.loads((out / "manifest.json").read_text())["items"][0]["label"]
+
+
+def test_plans_take_one_target_for_all_images(cnn: aha.TargetModel) -> None:
+    assert planned_view(cnn, ["top1", "label"]) is cnn
+    assert planned_view(cnn, ["contrast('a', 'b')"]).score.name == "contrast('a', 'b')"
+    for targets, why in ((["top1", "value(1)"], "a plan of its own"), (["box(0, 0, 8, 8)"], "aha.evaluate")):
+        with pytest.raises(TargetError, match=why):
+            planned_view(cnn, targets)
 
 
 # Adapters
