@@ -27,7 +27,7 @@ methods
 results catalogue
 api
 bench files demo
-web interop doctor
+web interop doctor truth
 cli
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +39,9 @@ from aha.cli.texts import check_paths, check_place, check_texts, complete_method
 from aha.core.progress_line import duration
 from aha.errors import OutputError
 
+TRUTH = "truth:"
+"""Before the name of a generated set."""
+
 if TYPE_CHECKING:
     from aha.bench.estimate import Estimate
     from aha.bench.plan import Plan
@@ -47,7 +51,8 @@ if TYPE_CHECKING:
 
 def bench(
     plan: Annotated[
-        str | None, typer.Argument(help="A plan (TOML), or a published table such as paper:aha-table1.")
+        str | None,
+        typer.Argument(help="A plan (TOML), a published table (paper:aha-table1) or a generated set (truth:list)."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -62,7 +67,8 @@ def bench(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Folder, CSV, tar shards, or KIND:PLACE (imagenet, imagenet-s, imagenet-segmentation, pets, coco, hf)."
+            help="Folder, CSV, tar shards, or KIND:PLACE "
+            "(imagenet, imagenet-s, imagenet-segmentation, pets, funnybirds, coco, hf)."
         ),
     ] = None,
     imagenet: Annotated[Path | None, typer.Option(help="ImageNet's folder; short for --data imagenet:DIR.")] = None,
@@ -162,8 +168,16 @@ def bench(
             "pretrained": False if no_pretrained else None,
         }
         changes = {name: value for name, value in given.items() if value not in (None, [])}
+        if plan is not None and plan.startswith(TRUTH):
+            if on is not None:
+                raise SpecError(f"{plan} runs in one process; leave out --on")
+            _run_truth(plan, changes, out, dry_run=dry_run, with_report=not no_report, json=json, quiet=quiet)
+            return
         if plan is None and not changes:
-            raise SpecError("name a plan (PLAN.toml), a published table (paper:NAME), or --model, --data and --method")
+            raise SpecError(
+                "name a plan (PLAN.toml), a published table (paper:NAME), a generated set (truth:NAME), "
+                "or --model, --data and --method"
+            )
         if plan is None:
             plans = make_plans(changes, source="the command")
         elif is_paper:
@@ -208,6 +222,54 @@ def _run(made: BenchRun, out: Path, *, quiet: bool) -> None:
     except KeyboardInterrupt:
         say_error(f"interrupted; finished results are in {out}; run the same command to resume")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _run_truth(
+    text: str,
+    changes: dict[str, Any],
+    out: Path | None,
+    *,
+    dry_run: bool,
+    with_report: bool,
+    json: bool,
+    quiet: bool,
+) -> None:
+    """Trains the networks of a generated set, has their maps scored, and writes one table of it all."""
+    from tempfile import TemporaryDirectory
+
+    from aha.bench.report import write_report
+    from aha.bench.runs import read_run
+    from aha.errors import SpecError
+    from aha.truth.run import TruthRun, as_text
+
+    def say(line: str) -> None:
+        if not quiet:
+            typer.echo(line, err=True)
+
+    if dry_run:  # the first network is trained, since nothing is known without it
+        with TemporaryDirectory() as folder:
+            truth = TruthRun(text, changes, Path(folder))
+            say(f"{text}: {len(truth.trials)} networks; trying the first")
+            _show_estimates(islice(truth.runs(), 1), json=json)
+        return
+    if out is None:
+        raise SpecError("name the output folder: --out RUN")
+    truth = TruthRun(text, changes, out)
+    for made in truth.runs(say):
+        _run(made, out, quiet=quiet)
+    read = read_run(out) if any(found.data for found in truth.prepared) else None
+    lines = truth.lines(read)
+    table = truth.write(lines)
+    page = write_report(out) if with_report and read is not None else None
+    answer(
+        lambda: (
+            {"run": str(out), "table": str(table), "report": None if page is None else str(page)}
+            | {"refused": truth.refused, "lines": [line._asdict() for line in lines]}
+        ),
+        lambda: f"{as_text(lines, truth.refused)}\ntable: {table}" + (f"\nreport: {page}" if page else ""),
+        json=json,
+        quiet=quiet,
+    )
 
 
 def _run_share(plans: Sequence[Plan], out: Path, device: str | None, share: tuple[int, int]) -> None:

@@ -8,6 +8,7 @@ imagenet:DIR                  val/SYNSET/*.JPEG, or val/*.JPEG with labels.csv, 
 imagenet-s:DIR                validation/SYNSET/*.JPEG and validation-segmentation/SYNSET/*.png
 imagenet-segmentation:FILE    gtsegs_ijcv.mat
 pets:DIR                      Oxford-IIIT Pet: images/*.jpg and trimaps/*.png; the border does not count
+funnybirds:DIR                dataset_test.json, test/CLASS/*.png and test_part_map/CLASS/*.png; the object is all parts
 coco:DIR                      annotations/instances_SPLIT.json and SPLIT/*.jpg; the object is the largest category
 shards:FILES                  WebDataset's tar files: one, a folder of them, or a range such as val-{00..63}.tar
 hf:NAME                       a Hugging Face data set, or the folder of one that was saved

@@ -30,6 +30,17 @@ _IMAGENET_S_IGNORED = 1000
 _MOST_IMAGES = 50_000_000  # of which a list still fits into memory
 _FARTHEST = 1e6  # pixels: corners of outlines lie in their pictures, or near them
 _TRIMAP_OBJECT, _TRIMAP_BORDER = 1, 3
+# Colours of eyes, beak, feet, wings and tail in the part maps of FunnyBirds.
+_BIRD_PARTS = (
+    (255, 255, 253),
+    (255, 255, 254),
+    (255, 255, 0),
+    (255, 0, 1),
+    (255, 0, 2),
+    (0, 255, 1),
+    (0, 255, 2),
+    (0, 0, 255),
+)
 
 
 def _file(path: Path, root: Path, **truth: Any) -> BenchImage:
@@ -272,6 +283,37 @@ def _breeds(place: Path, split: str) -> dict[str, int]:
 def _trimap(path: Path) -> NDArray[np.uint8]:
     values = read_mask(path)
     return np.where(values == _TRIMAP_BORDER, _IGNORED, values == _TRIMAP_OBJECT).astype(np.uint8)
+
+
+@DATA.register("funnybirds")
+def read_funnybirds(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
+    """FunnyBirds (Hesse et al. 2023): what tells its classes apart are a bird's parts, so the object is all of them."""
+    split = split or "test"
+    listing = place / f"dataset_{split}.json"
+    try:
+        classes = [int(entry["class_idx"]) for entry in json.loads(listing.read_text(encoding="utf-8"))]
+    except OSError:
+        raise ImageError(f"{listing} does not exist; check the path") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ImageError(f"{listing} is not a list of FunnyBirds: {error}") from None
+    is_own = model.num_classes > max(classes, default=0)
+    names = [f"{label}/{number:06d}.png" for number, label in enumerate(classes)]
+    return [
+        _file(
+            place / split / name,
+            place,
+            label=label if is_own else None,
+            mask=partial(_bird_parts, place / f"{split}_part_map" / name),
+        )
+        for name, label in zip(names, classes, strict=True)
+    ]
+
+
+def _bird_parts(path: Path) -> NDArray[np.uint8]:
+    """Pixels in one of the colours by which the data set's maps mark eyes, beak, feet, wings and tail."""
+    colours = np.asarray(read_image(path).convert("RGB")).astype(np.int64)
+    codes = colours[..., 0] * 65536 + colours[..., 1] * 256 + colours[..., 2]
+    return np.isin(codes, [r * 65536 + g * 256 + b for r, g, b in _BIRD_PARTS]).astype(np.uint8)
 
 
 @DATA.register("coco")

@@ -107,6 +107,13 @@ _define(
     *(f"{name}({_CHEFER}, against='label')" for name in ("positive", "negative", "neg_pos")),
 )
 _define("seg", "ImageNet-Segmentation: threshold at the map's mean, no oracle thresholds.", "segmentation")
+_define(
+    "truth",
+    "Where the pixels that matter are known: precision at k, mass in truth, earth mover's distance on 16 x 16 cells.",
+    "precision_at_k",
+    "mass_in_truth",
+    "earth_movers_distance",
+)
 _define("caap", "CAAP: average precision for object and background, pointing game, on masks.", "aupr", "pointing_game")
 _define("grid", "Mosaics: GridPG, and VAR's region scores after an 11x11 blur.", "grid_pointing", "region")
 _define(
