@@ -114,7 +114,7 @@ class AHA(Method):
     def _within_budget(self, explainer: Explainer, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         """Maps (B, H, W) of one look; those that gain most by it are refined."""
         maps = explainer.maps(model, images, classes)
-        foreseen = predicted(model, model.outputs(images), classes, maps)
+        foreseen = predicted(model, model.outputs(images), classes, explainer.calibrated(maps))  # as it was fitted
         if len(foreseen) < len(maps):
             raise ModelError(
                 f"aha: no gain can be predicted for {model.spec}, whose score is no probability; use refine="
