@@ -234,6 +234,21 @@ def test_adapting_starts_from_the_universal_explainer(folder: Path, tmp_path: Pa
         aha.explain(chain(4, 2, 2, classes=7), images, explainer)
 
 
+WILD = ["learning_rate=0.5", "clip=100.0", "ema=0.0"]
+
+
+def test_adapting_never_ends_below_its_start(folder: Path, tmp_path: Path, images: Tensor) -> None:
+    target = chain(4, 2, 2)
+    settings = load_settings("adapt", ["steps=2", "batch_size=2", "validation_images=2", "validation_steps=4", *WILD])
+    explainer = aha.train(target, folder, tmp_path / "run", settings=settings, start="universal", progress=False)
+    last = Explainer.from_pretrained(tmp_path / "run" / "last")
+    best, spoilt = (e.maps(target, images, torch.ones(3).long()) for e in (explainer, last))
+    start = aha.explain(target, images, "aha('universal', calibrated=False)", target=1).maps
+    assert explainer.config.training["finished"] in (0, 1, 2)
+    assert torch.allclose(best, start, atol=1e-5) == (explainer.config.training["finished"] == 0)
+    assert not torch.allclose(spoilt, start, atol=1e-2)
+
+
 def test_grouped_classes_have_the_sum_of_their_probabilities(images: Tensor) -> None:
     module, groups = randomised(Chain(4, 2), seed=1), torch.tensor([0, 1, 0, 1, 1])
     share = module(images).softmax(dim=1)

@@ -157,6 +157,8 @@ def train(
                 f"{scores['insertion']:.3f}, Ins-Del {scores['ins_del']:.3f} ± {scores['ins_del_error']:.3f}; "
                 f"Grad-CAM's Ins-Del {scores['grad_cam']:.3f}"
             )
+            if start is not None and not explainer.config.training["finished"]:
+                typer.echo(f"No step improved on {start}: this explainer is the one that training started from")
             if remember:
                 typer.echo(f"Remembered: --method aha now means this explainer for {model[0]}")
             same = _same_model(model[0], weights, img_size, mean, std, text, no_pretrained=no_pretrained)

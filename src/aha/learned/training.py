@@ -76,7 +76,7 @@ def train(
             `adapt` with start="universal".
         validation: images to measure on; by default some of `data` are held out for it.
         start: an explainer to start from, such as one trained for an earlier version of the model; "universal" for the
-            one that comes with the package.
+            one that comes with the package. It is measured first, and is the best one until training improves on it.
         resume: continue the run in `out`, which must have been started with the same settings.
         remember: from now on, let `aha` mean this explainer for this model, instead of the shipped or remembered one.
         on_step: called with each step's figures.
@@ -150,6 +150,8 @@ class _Run:
         state = State.fresh(explainer, self.config)
         if resume:
             self.folder.restore(state)
+        if not is_new and not state.step and not state.unrecorded:
+            self._measured(state)  # what is not better than its start does not replace it
         with _recorded(self.folder, state, self.engine, on_step) as record:
             self._learn(state, record)
         self.engine.wait()  # for the first process to have written it
