@@ -133,6 +133,11 @@ def inverse(model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
     return -perfect(model, images, classes)
 
 
+def elsewhere(model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+    """The same map half an image away."""
+    return perfect(model, images, classes).roll((16, 16), (1, 2))
+
+
 def one_for_all(model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
     """The same map for every class and every model: it shows nothing but the picture."""
     return perfect(SQUARE, images, torch.ones_like(classes))
@@ -153,7 +158,12 @@ SQUARE = load_model(Square(), input_size=32, mean=[0.5] * 3, std=[0.5] * 3)
 # Of an additive model, the curve of the inverse is that of the map itself turned round: as monotone, and best where
 # evidence for and against a class comes evenly.
 BETTER = {"monotonicity": evenly_spread}
-WORSE = {"class_sensitivity": one_for_all, "randomisation": one_for_all, "stability": jumpy}
+WORSE = {
+    "class_sensitivity": one_for_all,
+    "randomisation": one_for_all,
+    "stability": jumpy,
+    **dict.fromkeys(("earth_movers_distance", "mass_in_truth", "precision_at_k"), elsewhere),  # they fold the sign
+}
 
 
 def square_case(explain: Explain, effort: float = 1.0) -> Case:
