@@ -110,7 +110,7 @@ def test_questions_are_answered_without_torch(arguments: tuple[str, ...], said: 
     [
         (("--method", "grad_cm"), "did you mean grad_cam"),
         (("--method", "smooth(gradient, m=3)"), "smooth has no parameter 'm'"),
-        (("--method", "rise(n=0)"), "n and cells must be at least 1"),
+        (("--method", "rise(n=0)"), "n must be a whole number of at least 1, not 0"),
         (("--score", "sofmax"), "did you mean softmax"),
         (("--model", "resnet50"), "write SOURCE:NAME, such as timm:resnet50; sources are clip, demo, hf, python, timm"),
         (("--model", "timm:resnt18"), "unknown model timm:resnt18; did you mean resnet18"),
