@@ -75,6 +75,11 @@ def parse(text: str, registry: Registry[type[S]], *inner: Registry[Any]) -> S:
     return value  # type: ignore[return-value]  # the registry holds only classes of S
 
 
+def value_of(text: str, *registries: Registry[Any]) -> Any:
+    """The value that a parameter's text, as `written` gives it, stands for."""
+    return _build(ast.parse(text, mode="eval").body, registries)
+
+
 _HYPHENATED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[A-Za-z_]\w*(?:-[A-Za-z_]\w*)+""")
 
 

@@ -17,7 +17,6 @@ import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -45,6 +44,12 @@ class Range(NamedTuple):
     above: bool = False
     below: bool = False
     note: str = ""
+
+    def __repr__(self) -> str:
+        """Without what is as by default, for `registry.json`."""
+        defaults = self._field_defaults
+        stated = [f"{name}={value!r}" for name, value in self._asdict().items() if value != defaults[name]]
+        return f"Range({', '.join(stated)})"
 
     def __str__(self) -> str:
         has_low, has_high = (abs(end) < LARGEST_NUMBER for end in (self.low, self.high))
@@ -189,10 +194,14 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if float(value).is_integer() else f"{value:g}"
 
 
-@cache
 def hints_of(kind: type) -> dict[str, Any]:
     """The types of a dataclass's fields with their ranges; to read them takes longer than all the rest."""
-    return get_type_hints(kind, include_extras=True)
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind, include_extras=True)
+    return _HINTS[kind]
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
 
 
 def read_json(path: Path, most: int = LARGEST_FILE) -> Any:

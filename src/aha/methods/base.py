@@ -18,6 +18,7 @@ from typing import Annotated, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
+from aha.core.declared import SYNONYMS
 from aha.core.registry import Registry, nearest_names
 from aha.core.seeds import generator_of
 from aha.core.spec import Spec, parse
@@ -31,20 +32,7 @@ from aha.perturb.references import REFERENCES, Reference, check_reference
 
 Layer = Annotated[int, Range(high=-1, note=" (-1 is the last)")] | str
 """Which layer: counted from the end, -1 being the last, or by the name of its module."""
-# What other tools and papers call some of them.
-_ALSO = {
-    "ig": "integrated_gradients",
-    "saliency": "gradient",
-    "vanillagradient": "gradient",
-    "ixg": "input_x_gradient",
-    "gradxinput": "input_x_gradient",
-    "gradientxinput": "input_x_gradient",
-    "layergradcam": "grad_cam",
-    "gradcamplusplus": "grad_cam_pp",
-    "attentionrollout": "rollout",
-    "shapleyvaluesampling": "shapley_sampling",
-}
-METHODS: Registry[type[Method]] = Registry("method", _ALSO)
+METHODS: Registry[type[Method]] = Registry("method", SYNONYMS)
 
 M = TypeVar("M", bound="type[Method]")
 T = TypeVar("T")
