@@ -28,8 +28,8 @@ from aha.cli.options import (
     named_folder,
     with_model_options,
 )
-from aha.cli.outlook import expected_seconds_of_run
-from aha.cli.reporting import INTERRUPTED, answer, bench_bar, fail, print_json, reported, say_error
+from aha.cli.outlook import run_with_bar
+from aha.cli.reporting import answer, fail, print_json, reported
 from aha.cli.texts import check_paths, check_place, check_texts, complete_method, complete_metric
 from aha.core.progress_line import duration
 from aha.errors import OutputError
@@ -182,15 +182,7 @@ def bench(
 
 
 def _run(made: BenchRun, out: Path, *, quiet: bool) -> None:
-    cells = made.total // max(1, made.num_images)
-    try:
-        with bench_bar(
-            made.pending, cells, shown=not quiet, expected=partial(expected_seconds_of_run, made)
-        ) as advance:
-            made.run(advance)
-    except KeyboardInterrupt:
-        say_error(f"interrupted; finished results are in {out}; run the same command to resume")
-        raise typer.Exit(INTERRUPTED) from None
+    run_with_bar(made, lambda: f"finished results are in {out}; run the same command to resume", quiet=quiet)
 
 
 def _run_truth(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,8 +25,8 @@ from aha.cli.options import (
     named_folder,
     with_model_options,
 )
-from aha.cli.outlook import expected_seconds_of_run
-from aha.cli.reporting import INTERRUPTED, bench_bar, print_json, reported, say_error
+from aha.cli.outlook import run_with_bar
+from aha.cli.reporting import print_json, reported, say_error
 from aha.cli.texts import check_paths, check_texts, complete_method, complete_metric
 
 if TYPE_CHECKING:
@@ -99,15 +98,9 @@ def evaluate(
         )
         run = BenchRun(plan, out, device=device)
         check_cost(run.work.methods, run.model, force=force)
-        cells = run.total // max(1, run.num_images)
-        try:
-            expected = partial(expected_seconds_of_run, run)
-            with bench_bar(run.pending, cells, shown=not quiet, expected=expected) as advance:
-                run.run(advance)
-        except KeyboardInterrupt:
-            scores = write_tables(run)
-            say_error(f"interrupted; {len(scores)} scores are in {out}; run the same command to resume")
-            raise typer.Exit(INTERRUPTED) from None
+        run_with_bar(
+            run, lambda: f"{len(write_tables(run))} scores are in {out}; run the same command to resume", quiet=quiet
+        )
         _report(write_tables(run), out, json=json, quiet=quiet)
 
 

@@ -28,7 +28,7 @@ from aha.cli.options import (
     with_model_options,
 )
 from aha.cli.outlook import expected_seconds
-from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
+from aha.cli.reporting import print_json, progress_bar, reported, resumable, say_error
 from aha.cli.texts import check_paths, check_place, check_texts, complete_method
 from aha.errors import SpecError
 
@@ -158,13 +158,12 @@ def explain(
         def expected() -> float:
             return expected_seconds(methods, viewed, run.maps_per_image * len(run.pending))
 
-        try:
-            is_shown = not quiet and share[0] == 0
-            with progress_bar("explaining", len(run.pending), shown=is_shown, expected=expected) as advance:
-                run.run(batch_size, advance)
-        except KeyboardInterrupt:
-            say_error(f"interrupted; {_counts(run)}; run the same command to resume")
-            raise typer.Exit(INTERRUPTED) from None
+        is_shown = not quiet and share[0] == 0
+        with (
+            resumable(lambda: f"{_counts(run)}; run the same command to resume"),
+            progress_bar("explaining", len(run.pending), shown=is_shown, expected=expected) as advance,
+        ):
+            run.run(batch_size, advance)
         _report(run, json=json, quiet=quiet)
 
 

@@ -19,7 +19,7 @@ from aha.cli.options import (
     named_folder,
     with_model_options,
 )
-from aha.cli.reporting import INTERRUPTED, answer, print_json, reported, say_error
+from aha.cli.reporting import answer, print_json, reported, resumable
 from aha.cli.texts import check_paths, check_texts, complete_method
 from aha.core.progress_line import duration
 
@@ -88,11 +88,8 @@ def recommend(
             cost = outlook(racing)
             answer(lambda: _plain(cost), lambda: _outlook(cost), json=json, quiet=quiet)
             return
-        try:
+        with resumable(lambda: f"finished results are in {out}; run the same command to resume"):
             found = settle(racing)
-        except KeyboardInterrupt:
-            say_error(f"interrupted; finished results are in {out}; run the same command to resume")
-            raise typer.Exit(INTERRUPTED) from None
         if json:
             print_json(found.as_dict())
         elif not quiet:

@@ -21,7 +21,7 @@ from aha.cli.options import (
     Weights,
     with_model_options,
 )
-from aha.cli.reporting import INTERRUPTED, print_json, reported, say_error, training_bar
+from aha.cli.reporting import print_json, reported, resumable, training_bar
 from aha.cli.texts import check_paths, check_texts
 from aha.errors import SpecError
 
@@ -107,23 +107,22 @@ def train(
             load_model(name, weights=file, device=place, **{"precision": faster, **options})
             for name, file in zip(model, weights or repeat(None, len(model)), strict=True)
         ]
-        try:
-            with training_bar(chosen.training, shown=not quiet) as advance:
-                explainer = run(
-                    targets,
-                    data,
-                    out,
-                    settings=chosen,
-                    validation=validation,
-                    start=start,
-                    resume=resume,
-                    remember=remember,
-                    on_step=advance,
-                    progress=False,
-                )
-        except KeyboardInterrupt:
-            say_error(f"interrupted; continue with --resume and the same command: {out}")
-            raise typer.Exit(INTERRUPTED) from None
+        with (
+            resumable(lambda: f"continue with --resume and the same command: {out}"),
+            training_bar(chosen.training, shown=not quiet) as advance,
+        ):
+            explainer = run(
+                targets,
+                data,
+                out,
+                settings=chosen,
+                validation=validation,
+                start=start,
+                resume=resume,
+                remember=remember,
+                on_step=advance,
+                progress=False,
+            )
         scores = explainer.config.scores
         result: dict[str, Any] = {
             "explainer": str(out / BEST),
@@ -149,17 +148,14 @@ def train(
 
 def _same_model(model: str, weights: list[Path] | None, options: Stated) -> str:
     """The options that name the model again: an explainer is of use for these weights alone."""
-    said: list[str] = ["--model", model]
-    file = weights[0] if weights else None
-    sides = [",".join(f"{number:g}" for number in options.get(name, ())) or None for name in ("mean", "std")]
-    for option, value in (
-        ("--weights", file),
-        ("--img-size", options.get("img_size")),
-        ("--mean", sides[0]),
-        ("--std", sides[1]),
-        *(("--text", text) for text in options.get("texts", ())),
-    ):
-        said += [] if value is None else [option, str(value)]
+    stated = {
+        "--model": [model],
+        "--weights": (weights or [])[:1],
+        "--img-size": [options["img_size"]] if "img_size" in options else [],
+        **{f"--{name}": [",".join(map(str, options[name]))] for name in ("mean", "std") if name in options},
+        "--text": options.get("texts", ()),
+    }
+    said = [str(part) for option, values in stated.items() for value in values for part in (option, value)]
     return shlex.join([*said, *([] if options.get("pretrained", True) else ["--no-pretrained"])])
 
 
