@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -230,9 +231,7 @@ def test_outlines_have_the_parameters_of_the_real_classes(kind: declared.Kind, r
     for name in own:
         outline, cls = outlines[name], real[name]  # type: ignore[index]
         assert issubclass(outline, Spec)
-        assert [(f.name, _text(f)) for f in outline.__dataclass_fields__.values()] == [
-            (f.name, _text(f)) for f in cls.__dataclass_fields__.values()
-        ]
+        assert [(f.name, _text(f)) for f in fields(outline)] == [(f.name, _text(f)) for f in fields(cls)]
 
 
 def _text(field: object) -> str:

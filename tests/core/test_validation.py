@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_one_line(value: Any, wanted: Any, numbers: Range, 
         (0, Annotated[float, Range(0, 1, above=True)], "it must be a number above 0 and of at most 1, not 0"),
         ([1, 0], tuple[PositiveInt, ...], "it must be a list of whole numbers of at least 1, not [1, 0]"),
         (0, PositiveInt | None, "it must be a whole number of at least 1 or null, not 0"),
-        ("x", PositiveInt | Literal["all"], "it must be a whole number of at least 1 or one of all, not x"),
+        ("x", PositiveInt | Literal["all"], "it must be a whole number of at least 1 or all, not x"),
     ],
 )
 def test_a_range_in_an_annotation_is_kept(value: Any, wanted: Any, line: str) -> None:

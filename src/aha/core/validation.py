@@ -161,7 +161,7 @@ def described(wanted: Any, numbers: Range = EVERY_NUMBER, notation: Notation = P
     if origin is Annotated:
         return described(options[0], _range_of(options, numbers), notation)
     if origin is Literal:
-        return "one of " + ", ".join(notation.show(option) for option in options)
+        return "one of " * (len(options) > 1) + ", ".join(notation.show(option) for option in options)
     if origin in (Union, types.UnionType):
         words = (described(option, numbers, notation) for option in options)
         return " or ".join(word for word in words if word)
