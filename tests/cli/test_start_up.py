@@ -17,7 +17,7 @@ from aha import catalogue
 from aha.core import declared, model_names
 from aha.core.declared import check_method, check_metric, check_model, check_score
 from aha.core.model_names import check_model_name, names_of
-from aha.core.spec import Spec
+from aha.core.spec import Spec, written
 from aha.errors import SpecError, UnknownName
 from aha.methods import METHODS, load_method
 from aha.metrics import METRICS
@@ -236,7 +236,7 @@ def test_outlines_have_the_parameters_of_the_real_classes(kind: declared.Kind, r
 
 def _text(field: object) -> str:
     factory = field.default_factory  # type: ignore[attr-defined]
-    return str(factory() if callable(factory) else field.default)  # type: ignore[attr-defined]
+    return written(factory() if callable(factory) else field.default)  # type: ignore[attr-defined]
 
 
 def test_the_file_is_what_the_registries_hold() -> None:
