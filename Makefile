@@ -10,7 +10,7 @@ INSTALL := -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS
 # Several PyTorch processes on few cores slow each other badly unless idle threads sleep.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test slow check docs site llms format smoke package floors constraints release clean
+.PHONY: demo test slow check docs site llms registry format smoke package floors constraints release clean
 
 demo: $(VENV)/.demo
 	$(BIN)/aha demo --out $(OUT)
@@ -37,6 +37,10 @@ site: $(VENV)/.dev
 
 llms:
 	$(PYTHON) docs/make_llms.py
+
+# What can be named in a spec, for commands that do not import torch: after a new method, metric or parameter.
+registry: $(VENV)/.dev
+	$(BIN)/python .ci/registry.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

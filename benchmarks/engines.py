@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 import aha
+from aha.core.model_options import Precision
 from aha.data.images import read_image
 from aha.demo import photographs
 from aha.models.copies import make_copy, usable_engines
 from aha.models.forward_only import ForwardOnly
-from aha.models.precision import Precision
 from aha.perturb.perturbation import blend
 
 

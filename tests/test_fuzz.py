@@ -25,7 +25,7 @@ from aha.bench.plan import make_plans, read_plans
 from aha.bench.records import Cell
 from aha.bench.store import ROWS, Store, read_cells, work_of
 from aha.core.disk import result_key
-from aha.core.strict import from_json, read_json
+from aha.core.validation import from_json, read_json
 from aha.data.datasets import find_data
 from aha.data.images import read_image
 from aha.data.labelled import find_labelled, read_mask

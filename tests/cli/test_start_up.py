@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import timm
@@ -14,7 +17,7 @@ from aha import catalogue
 from aha.core import declared, model_names
 from aha.core.declared import check_method, check_metric, check_model, check_score
 from aha.core.model_names import check_model_name, names_of
-from aha.core.spec import Spec
+from aha.core.spec import Spec, written
 from aha.errors import SpecError, UnknownName
 from aha.methods import METHODS, load_method
 from aha.metrics import METRICS
@@ -110,7 +113,7 @@ def test_questions_are_answered_without_torch(arguments: tuple[str, ...], said: 
     [
         (("--method", "grad_cm"), "did you mean grad_cam"),
         (("--method", "smooth(gradient, m=3)"), "smooth has no parameter 'm'"),
-        (("--method", "rise(n=0)"), "n and cells must be at least 1"),
+        (("--method", "rise(n=0)"), "n must be a whole number of at least 1, not 0"),
         (("--score", "sofmax"), "did you mean softmax"),
         (("--model", "resnet50"), "write SOURCE:NAME, such as timm:resnet50; sources are clip, demo, hf, python, timm"),
         (("--model", "timm:resnt18"), "unknown model timm:resnt18; did you mean resnet18"),
@@ -228,15 +231,20 @@ def test_outlines_have_the_parameters_of_the_real_classes(kind: declared.Kind, r
     for name in own:
         outline, cls = outlines[name], real[name]  # type: ignore[index]
         assert issubclass(outline, Spec)
-        assert outline.__doc__ == cls.__doc__
-        assert [(f.name, _text(f)) for f in outline.__dataclass_fields__.values()] == [
-            (f.name, _text(f)) for f in cls.__dataclass_fields__.values()
-        ]
+        assert [(f.name, _text(f)) for f in fields(outline)] == [(f.name, _text(f)) for f in fields(cls)]
 
 
 def _text(field: object) -> str:
     factory = field.default_factory  # type: ignore[attr-defined]
-    return str(factory() if callable(factory) else field.default)  # type: ignore[attr-defined]
+    return written(factory() if callable(factory) else field.default)  # type: ignore[attr-defined]
+
+
+def test_the_file_is_what_the_registries_hold() -> None:
+    script = Path(__file__).parents[2] / ".ci" / "registry.py"
+    if not script.is_file():
+        pytest.skip("the script is part of the source tree, not of the package")
+    text: str = runpy.run_path(str(script))["registry_text"]()
+    assert declared.FILE.read_text(encoding="utf-8") == text, "run `make registry`"
 
 
 def test_the_catalogue_is_the_same_with_and_without_the_real_registries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,16 +210,16 @@ def test_unknown_names_are_met_with_suggestions() -> None:
         ("smooth(gradient, inner=gradient)", "smooth: inner is given twice"),
         ("smooth(gradient, n=1, n=2)", "smooth: n is given twice"),
         ("smooth(3)", "smooth: inner must be a method, not 3"),
-        ("smooth(gradient, n=1.5)", "n must be a whole number, not 1.5"),
-        ("smooth(gradient, n=True)", "n must be a whole number, not True"),
-        ("smooth(gradient, n='3')", "n must be a whole number, not '3'"),
-        ("smooth(gradient, sigma=True)", "sigma must be a number, not True"),
-        ("smooth(gradient, n=None)", "n must be a whole number, not None"),
+        ("smooth(gradient, n=1.5)", "n must be a whole number of at least 1, not 1.5"),
+        ("smooth(gradient, n=True)", "n must be a whole number of at least 1, not True"),
+        ("smooth(gradient, n='3')", "n must be a whole number of at least 1, not '3'"),
+        ("smooth(gradient, sigma=True)", "sigma must be a number of at least 0, not True"),
+        ("smooth(gradient, n=None)", "n must be a whole number of at least 1, not None"),
         ("smooth(gradient, seed=gradient)", "seed must be a whole number or None, not gradient"),
         ("gradient(channels='mean')", "channels must be one of 'max_abs', 'sum_abs', 'sum', not 'mean'"),
         ("gradient(channels=['sum'])", r"channels must be one of .*, not \('sum',\)"),
-        ("smooth(gradient, sigma=1e999)", "sigma must be a number, not inf"),
-        ("smooth(gradient, sigma=-1e999)", "sigma must be a number, not -inf"),
+        ("smooth(gradient, sigma=1e999)", "sigma must be a number of at least 0, not inf"),
+        ("smooth(gradient, sigma=-1e999)", "sigma must be a number of at least 0, not -inf"),
         ("leaf(several=3)", "several must be a list of numbers, not 3"),
         ("leaf(several=('x',))", "several must be a list of numbers, not "),
         ("leaf(two=(1, 2, 3))", "two must be a list of a whole number and a text, not"),
@@ -258,7 +258,7 @@ def test_values_out_of_range_are_refused_when_written(text: str) -> None:
 def test_python_calls_are_checked_like_texts() -> None:
     with pytest.raises(SpecError, match="inner must be a method"):
         Smooth("gradient")  # type: ignore[arg-type]
-    with pytest.raises(SpecError, match="sigma must be a number, not nan"):
+    with pytest.raises(SpecError, match="sigma must be a number of at least 0, not nan"):
         Smooth(Gradient(), sigma=float("nan"))
     assert Smooth(Gradient(), sigma=1).sigma == 1.0
 

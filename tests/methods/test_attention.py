@@ -151,7 +151,7 @@ def test_attcat(vit: Vit, hidden: str) -> None:
 
 @pytest.mark.parametrize("name", ["attention_ig", "transition_attention", "bidirectional"])
 def test_a_path_has_two_ends(name: str) -> None:
-    with pytest.raises(SpecError, match=f"{name}: steps must be at least 2"):
+    with pytest.raises(SpecError, match=f"{name}: steps must be a whole number of at least 2"):
         load_method(f"{name}(steps=1)")
 
 

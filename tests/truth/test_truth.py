@@ -20,10 +20,9 @@ from aha.truth import trials_of
 from aha.truth.pasted import Pasted
 from aha.truth.photographs import Photographs, read_photographs
 from aha.truth.prepared import FACTS, WEIGHTS, prepare
-from aha.truth.run import Line, detection
+from aha.truth.run import Line, area_under_roc, detection
 from aha.truth.scenes import KINDS, SIDES, Kind, Scene
 from aha.truth.shortcuts import MARKS, Mark, Shortcut
-from aha.truth.statistics import area_under_roc
 from command_line import assert_refused, run
 
 

@@ -17,18 +17,17 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_type_hints
+from typing import Any, Literal, cast
 
 import tomli_w
 
-from aha.core.checks import PYTHON, Range, checked
+from aha.core.model_options import ModelOptions
 from aha.core.registry import nearest_names
+from aha.core.validation import PLAIN, NonNegativeInt, PositiveInt, checked, hints_of
 from aha.errors import AhaError, SpecError
 from aha.methods import Method, check_fit, load_method
 from aha.metrics.protocols import Protocol, load_protocols
 from aha.models import TargetModel, refuse_code
-from aha.models.copies import Engine
-from aha.models.precision import Precision
 from aha.models.scores import load_score
 
 Filter = Literal["none", "mda"]
@@ -38,8 +37,8 @@ FEW = 6
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One model's part of a benchmark.
+class Plan(ModelOptions):
+    """One model's part of a benchmark, with the options that the model is loaded with.
 
     Attributes:
         model: `SOURCE:NAME`, as `aha.load_model` takes it.
@@ -47,7 +46,6 @@ class Plan:
         methods: texts of methods.
         metrics: protocols or texts of metrics.
         targets: explained classes: `top1`, `label`, `top5`, ...; each is reported apart.
-        weights, pretrained, texts, img_size, mean, std, fit, score, precision, engine: as in `aha.load_model`.
         limit: number of images; a seeded choice of them, which grows when the limit does.
         filter: "mda" keeps images that are classified correctly with at least 60 %, at most 5 per class.
         seed: of the choice of images, of methods and of metrics.
@@ -64,20 +62,10 @@ class Plan:
     methods: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("quick",)
     targets: tuple[str, ...] = ("top1",)
-    weights: str | None = None
-    pretrained: bool = True
-    texts: tuple[str, ...] = ()
-    img_size: int | None = None
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    fit: str | None = None
-    score: str | None = None
-    precision: Precision = "float32"
-    engine: Engine = "eager"
-    limit: int | None = None
+    limit: PositiveInt | None = None
     filter: Filter = "none"
-    seed: int = 0
-    batch_size: int = 32
+    seed: NonNegativeInt = 0
+    batch_size: PositiveInt = 32
     maps: KeepMaps = "few"
     saved: str = ""
     title: str = ""
@@ -192,17 +180,15 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-_RANGES = {"limit": Range(1), "img_size": Range(1), "batch_size": Range(1), "seed": Range(0)}
 _MAY_BE_EMPTY = ("title", "paper", "saved")
-_LISTS = ("methods", "metrics", "targets", "texts", "mean", "std")
-_NOTATION = PYTHON._replace(true_or_false="true or false", nothing="")  # a plan is TOML, which has no word for nothing
+_LISTS = [field.name for field in fields(Plan) if isinstance(field.default, tuple)]
 
 
 def _value(name: str, value: Any, source: str) -> Any:
     """The value of a setting, if it has the type and range of the plan's field."""
-    place, wanted = f"{source}: {name}", get_type_hints(Plan)[name]
+    place, wanted = f"{source}: {name}", hints_of(Plan)[name]
     value = [_plain(item) for item in value] if isinstance(value, list | tuple) else _plain(value)
-    value = checked(_listed(value) if name in _LISTS else value, wanted, place, _RANGES.get(name, Range()), _NOTATION)
+    value = checked(_listed(value) if name in _LISTS else value, wanted, place, notation=PLAIN)
     texts = value if isinstance(value, tuple) else (value,)
     if "" in texts and name not in _MAY_BE_EMPTY:
         raise SpecError(f"{place} must not be empty")

@@ -69,21 +69,7 @@ def recommend(
     Returns:
         A `Recommendation`; its table, and the report of the run, are in `out`.
     """
-    racing = prepare(
-        model,
-        data,
-        budget=budget,
-        passes=passes,
-        methods=methods,
-        must_be_below=must_be_below,
-        out=out,
-        limit=limit,
-        target=target,
-        seed=seed,
-        batch_size=batch_size,
-        on_step=on_step,
-    )
-    return settle(racing)
+    return settle(prepare(**locals()))
 
 
 def settle(racing: Racing) -> Recommendation:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -258,20 +258,7 @@ def planned_view(model: TargetModel, targets: Sequence[str]) -> TargetModel:
 
 def load_planned(plan: Plan, device: str | None = None) -> TargetModel:
     """The model of a plan, on the device that a launcher meant for this process."""
-    model = load_model(
-        plan.model,
-        weights=plan.weights or None,
-        pretrained=plan.pretrained,
-        texts=plan.texts or None,
-        img_size=plan.img_size,
-        mean=plan.mean or None,
-        std=plan.std or None,
-        fit=cast("Any", plan.fit),  # checked where it is used
-        score=plan.score,
-        device=device or launched_device(),
-        precision=cast("Any", plan.precision),
-        engine=cast("Any", plan.engine),
-        batch_size=plan.batch_size,
-    )
+    place = device or launched_device()
+    model = load_model(plan.model, device=place, batch_size=plan.batch_size, **plan.stated)
     model.stated_preprocessing()  # data are pictures; said before anything else goes wrong for the lack of it
     return planned_view(model, plan.targets)

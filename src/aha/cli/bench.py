@@ -15,26 +15,21 @@ from aha.cli.completion import complete_model
 from aha.cli.limits import check_cost
 from aha.cli.options import (
     MAX_SEED,
+    NOT_STATED,
     Debug,
     Device,
-    Fit,
     Force,
-    ImageSize,
     Json,
     Limit,
-    Mean,
-    NoPretrained,
     On,
     Quiet,
-    Score,
-    Std,
-    Texts,
+    Stated,
     Workers,
     named_folder,
-    numbers,
+    with_model_options,
 )
-from aha.cli.outlook import expected_seconds_of_run
-from aha.cli.reporting import INTERRUPTED, answer, bench_bar, fail, print_json, reported, say_error
+from aha.cli.outlook import run_with_bar
+from aha.cli.reporting import answer, fail, print_json, reported
 from aha.cli.texts import check_paths, check_place, check_texts, complete_method, complete_metric
 from aha.core.progress_line import duration
 from aha.errors import OutputError
@@ -49,6 +44,7 @@ if TYPE_CHECKING:
     from aha.bench.runs import Run
 
 
+@with_model_options()
 def bench(
     plan: Annotated[
         str | None,
@@ -62,7 +58,6 @@ def bench(
         list[str] | None,
         typer.Option(help="Repeatable; SOURCE:NAME; see `aha list models`.", autocompletion=complete_model),
     ] = None,
-    text: Texts = None,
     weights: Annotated[list[str] | None, typer.Option(help="Weights file; one per model, in their order.")] = None,
     data: Annotated[
         str | None,
@@ -92,23 +87,7 @@ def bench(
         typer.Option(help="Maps to keep for the report: few, none, or all as float16 or float32.", show_default="few"),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=MAX_SEED, help="Random seed.", show_default="0")] = None,
-    no_pretrained: NoPretrained = False,
-    img_size: ImageSize = None,
-    mean: Mean = None,
-    std: Std = None,
-    fit: Fit = None,
-    score: Score = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(help="float32, or bfloat16 or float16 for passes without gradients.", show_default="float32"),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="Engine for passes without gradients: eager, compiled, onnxruntime, openvino, or auto (the fastest).",
-            show_default="eager",
-        ),
-    ] = None,
+    options: Stated = NOT_STATED,
     batch_size: Annotated[
         int | None,
         typer.Option(min=1, help="Maximum batch size; halved if memory runs out.", show_default="32"),
@@ -133,9 +112,7 @@ def bench(
     share.
     """
     with reported(debug=debug, quiet=quiet):
-        check_texts(
-            models=model or [], methods=method or [], metrics=metrics or [], scores=[] if score is None else [score]
-        )
+        check_texts(models=model or [], methods=method or [], metrics=metrics or [], options=options)
         check_place(on)
         check_paths(str(place) for place in (data, imagenet) if place is not None)
         from aha.bench.papers import PREFIX, paper_plans
@@ -148,7 +125,6 @@ def bench(
         given: dict[str, Any] = {
             "model": model,
             "weights": weights,
-            "texts": text,
             "data": data or (f"imagenet:{imagenet}" if imagenet and not is_paper else None),
             "methods": method,
             "metrics": metrics,
@@ -157,15 +133,8 @@ def bench(
             "filter": keep,
             "maps": maps,
             "seed": seed,
-            "img_size": img_size,
-            "mean": numbers(mean, "--mean"),
-            "std": numbers(std, "--std"),
-            "fit": fit,
-            "score": score,
-            "precision": precision,
-            "engine": engine,
             "batch_size": batch_size,
-            "pretrained": False if no_pretrained else None,
+            **options,
         }
         changes = {name: value for name, value in given.items() if value not in (None, [])}
         if plan is not None and plan.startswith(TRUTH):
@@ -213,15 +182,7 @@ def bench(
 
 
 def _run(made: BenchRun, out: Path, *, quiet: bool) -> None:
-    cells = made.total // max(1, made.num_images)
-    try:
-        with bench_bar(
-            made.pending, cells, shown=not quiet, expected=partial(expected_seconds_of_run, made)
-        ) as advance:
-            made.run(advance)
-    except KeyboardInterrupt:
-        say_error(f"interrupted; finished results are in {out}; run the same command to resume")
-        raise typer.Exit(INTERRUPTED) from None
+    run_with_bar(made, lambda: f"finished results are in {out}; run the same command to resume", quiet=quiet)
 
 
 def _run_truth(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,30 +11,22 @@ import typer
 
 from aha.cli.limits import check_cost
 from aha.cli.options import (
+    NOT_STATED,
     BatchSize,
     Debug,
     Device,
-    Engine,
-    Fit,
     Force,
-    ImageSize,
     Json,
     Limit,
-    Mean,
     Model,
-    NoPretrained,
-    Precision,
     Quiet,
-    Score,
     Seed,
-    Std,
-    Texts,
-    Weights,
+    Stated,
     named_folder,
-    numbers,
+    with_model_options,
 )
-from aha.cli.outlook import expected_seconds_of_run
-from aha.cli.reporting import INTERRUPTED, bench_bar, print_json, reported, say_error
+from aha.cli.outlook import run_with_bar
+from aha.cli.reporting import print_json, reported, say_error
 from aha.cli.texts import check_paths, check_texts, complete_method, complete_metric
 
 if TYPE_CHECKING:
@@ -44,6 +35,7 @@ if TYPE_CHECKING:
 _SHOWN_FAILURES = 20
 
 
+@with_model_options()
 def evaluate(
     paths: Annotated[
         list[str],
@@ -63,17 +55,8 @@ def evaluate(
         typer.Option(help="Repeatable; a protocol or a metric.", autocompletion=complete_metric, show_default="quick"),
     ] = None,
     target: Annotated[str, typer.Option(help="Explained classes: top1, top5, label, an index or a name.")] = "top1",
-    text: Texts = None,
-    weights: Weights = None,
-    no_pretrained: NoPretrained = False,
-    img_size: ImageSize = None,
-    mean: Mean = None,
-    std: Std = None,
-    fit: Fit = None,
-    score: Score = None,
+    options: Stated = NOT_STATED,
     limit: Limit = None,
-    precision: Precision = "float32",
-    engine: Engine = "eager",
     seed: Seed = 0,
     device: Device = None,
     batch_size: BatchSize = 32,
@@ -88,7 +71,7 @@ def evaluate(
     command continues an interrupted run.
     """
     with reported(debug=debug, quiet=quiet):
-        check_texts(models=[model], methods=method or [], metrics=metrics or [], scores=[score] if score else [])
+        check_texts(models=[model], methods=method or [], metrics=metrics or [], options=options)
         check_paths(paths)
 
         from aha.bench.exports import write_tables
@@ -106,17 +89,8 @@ def evaluate(
                 "saved": "" if maps is None else str(maps),
                 "metrics": metrics or ["quick"],
                 "targets": [target],
-                "weights": None if weights is None else str(weights),
-                "pretrained": not no_pretrained,
-                "texts": text or [],
-                "img_size": img_size,
-                "mean": numbers(mean, "--mean"),
-                "std": numbers(std, "--std"),
-                "fit": fit,
-                "score": score,
+                **options,
                 "limit": limit,
-                "precision": precision,
-                "engine": engine,
                 "seed": seed,
                 "batch_size": batch_size,
             },
@@ -124,15 +98,9 @@ def evaluate(
         )
         run = BenchRun(plan, out, device=device)
         check_cost(run.work.methods, run.model, force=force)
-        cells = run.total // max(1, run.num_images)
-        try:
-            expected = partial(expected_seconds_of_run, run)
-            with bench_bar(run.pending, cells, shown=not quiet, expected=expected) as advance:
-                run.run(advance)
-        except KeyboardInterrupt:
-            scores = write_tables(run)
-            say_error(f"interrupted; {len(scores)} scores are in {out}; run the same command to resume")
-            raise typer.Exit(INTERRUPTED) from None
+        run_with_bar(
+            run, lambda: f"{len(write_tables(run))} scores are in {out}; run the same command to resume", quiet=quiet
+        )
         _report(write_tables(run), out, json=json, quiet=quiet)
 
 

@@ -11,32 +11,24 @@ import typer
 
 from aha.cli.limits import check_cost
 from aha.cli.options import (
+    NOT_STATED,
     BatchSize,
     Debug,
     Device,
-    Engine,
-    Fit,
     Force,
-    ImageSize,
     Json,
     Limit,
-    Mean,
     Model,
-    NoPretrained,
     On,
-    Precision,
     Quiet,
-    Score,
     Seed,
-    Std,
-    Texts,
-    Weights,
+    Stated,
     Workers,
     named_folder,
-    numbers,
+    with_model_options,
 )
 from aha.cli.outlook import expected_seconds
-from aha.cli.reporting import INTERRUPTED, print_json, progress_bar, reported, say_error
+from aha.cli.reporting import print_json, progress_bar, reported, resumable, say_error
 from aha.cli.texts import check_paths, check_place, check_texts, complete_method
 from aha.errors import SpecError
 
@@ -51,6 +43,7 @@ _SHOWN_MAPS = 10
 _CARD = ("image", "method", "class", "card")
 
 
+@with_model_options()
 def explain(
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH", help="Images, folders of images, CSV files, or data sets.")
@@ -88,18 +81,9 @@ def explain(
     card: Annotated[
         bool, typer.Option("--card", help="Also measure how far each map can be trusted, and print it; takes longer.")
     ] = False,
-    text: Texts = None,
-    weights: Weights = None,
-    no_pretrained: NoPretrained = False,
-    img_size: ImageSize = None,
-    mean: Mean = None,
-    std: Std = None,
-    fit: Fit = None,
-    score: Score = None,
+    options: Stated = NOT_STATED,
     class_names: Annotated[Path | None, typer.Option(help="Text file with one class name per line.")] = None,
     limit: Limit = None,
-    precision: Precision = "float32",
-    engine: Engine = "eager",
     seed: Seed = 0,
     device: Device = None,
     batch_size: BatchSize = 8,
@@ -123,29 +107,21 @@ def explain(
     Finished images are skipped, so the same command resumes an interrupted run.
     """
     with reported(debug=debug, quiet=quiet):
-        check_texts(models=[model], methods=method or [], scores=[score] if score else [])
+        check_texts(models=[model], methods=method or [], options=options)
         check_place(on)
         check_paths(paths)
-        options: dict[str, Any] = {
-            "weights": weights,
-            "pretrained": not no_pretrained,
-            "img_size": img_size,
-            "fit": fit,  # checked where it is used, like the precision and the engine
-            **({"score": score} if score else {}),  # else the model's own
-            "device": device,
-            "precision": precision,
-            "engine": engine,
-            "batch_size": batch_size,
-            **_stated(text, mean, std, class_names),
-        }
+        from aha.files import read_class_names
+
+        named = {} if class_names is None else {"class_names": read_class_names(class_names)}
+        chosen = {**options, **named, "device": device, "batch_size": batch_size}
         if on is not None or shards is not None:
             if card or contrast is not None:
                 raise SpecError("--shards cannot be combined with --card or --contrast")
             if on is not None and limit is not None:
                 raise SpecError("--limit cannot be combined with --on")
-            options |= {"methods": method or [_METHOD], "target": target or "top1", "seed": seed}
-            options["form"] = shards or "parquet"
-            shared = _into_shards(paths, out, model, options, limit, on, workers, force=force, quiet=quiet)
+            chosen |= {"methods": method or [_METHOD], "target": target or "top1", "seed": seed}
+            chosen["form"] = shards or "parquet"
+            shared = _into_shards(paths, out, model, chosen, limit, on, workers, force=force, quiet=quiet)
             _report(shared, json=json, quiet=quiet)
             return
 
@@ -164,15 +140,14 @@ def explain(
         place = folder_beside(paths[0]) if out is None else out
         check_writable(place)
         check_apart(paths, place)
-        options["device"] = device or launched_device()
-        loaded = load_model(model, **options)
+        loaded = load_model(model, **{**chosen, "device": device or launched_device()})
         loaded.stated_preprocessing()  # what comes is pictures
         asked = target or contrast or "top1"
         viewed = Asked.of(loaded, asked).model
         methods = methods or [default_method(viewed)]
         if contrast is not None:
             compared = tuple(class_list(contrast, loaded))
-            methods = [Var(chosen, classes=compared) for chosen in methods]
+            methods = [Var(inner, classes=compared) for inner in methods]
         check_cost(methods, viewed, force=force)
         pictures = choose(find_pictures(paths, place, viewed), limit, seed)
         share = launched_share()
@@ -183,27 +158,13 @@ def explain(
         def expected() -> float:
             return expected_seconds(methods, viewed, run.maps_per_image * len(run.pending))
 
-        try:
-            is_shown = not quiet and share[0] == 0
-            with progress_bar("explaining", len(run.pending), shown=is_shown, expected=expected) as advance:
-                run.run(batch_size, advance)
-        except KeyboardInterrupt:
-            say_error(f"interrupted; {_counts(run)}; run the same command to resume")
-            raise typer.Exit(INTERRUPTED) from None
+        is_shown = not quiet and share[0] == 0
+        with (
+            resumable(lambda: f"{_counts(run)}; run the same command to resume"),
+            progress_bar("explaining", len(run.pending), shown=is_shown, expected=expected) as advance,
+        ):
+            run.run(batch_size, advance)
         _report(run, json=json, quiet=quiet)
-
-
-def _stated(texts: list[str] | None, mean: str | None, std: str | None, class_names: Path | None) -> dict[str, Any]:
-    """What the command says about a model that does not say it itself."""
-    from aha.files import read_class_names
-
-    given = {
-        "texts": texts or None,
-        "mean": numbers(mean, "--mean"),
-        "std": numbers(std, "--std"),
-        "class_names": None if class_names is None else read_class_names(class_names),
-    }
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _into_shards(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any, get_args
 
 import typer
 
 from aha.cli.completion import complete_model
 from aha.cli.texts import complete_score
+from aha.core.model_options import ModelOptions
+from aha.core.validation import hints_of
 
 MAX_SEED = 2**32 - 1
 
@@ -25,30 +31,7 @@ Limit = Annotated[
     typer.Option(min=1, help="Number of images, a random sample by the seed; a larger limit contains a smaller one."),
 ]
 Model = Annotated[str, typer.Option(help="SOURCE:NAME; see `aha list models`.", autocompletion=complete_model)]
-Weights = Annotated[Path | None, typer.Option(help="Weights file: .safetensors, or torch:FILE.")]
-NoPretrained = Annotated[bool, typer.Option("--no-pretrained", help="Random weights, no download.")]
 Force = Annotated[bool, typer.Option("--force", help="Run even if the estimated cost is too high for this machine.")]
-Precision = Annotated[str, typer.Option(help="float32, or bfloat16 or float16 for passes without gradients.")]
-Engine = Annotated[
-    str,
-    typer.Option(
-        help="Engine for passes without gradients: eager, compiled, onnxruntime, openvino, or auto (the fastest)."
-    ),
-]
-Texts = Annotated[list[str] | None, typer.Option("--text", "--texts", help="Repeatable; the classes of a clip: model.")]
-Mean = Annotated[
-    str | None, typer.Option(help="Mean of the normalisation, such as 0.5,0.5,0.5; for models that do not state it.")
-]
-Std = Annotated[str | None, typer.Option(help="Standard deviation of the normalisation, in the same form.")]
-Fit = Annotated[str | None, typer.Option(help="How images are fitted to the input: crop, squash or pad.")]
-Score = Annotated[
-    str | None,
-    typer.Option(
-        help="Score to explain and measure; see `aha list scores`.",
-        autocompletion=complete_score,
-        show_default="the model's own",
-    ),
-]
 On = Annotated[
     str | None,
     typer.Option(
@@ -57,9 +40,6 @@ On = Annotated[
     ),
 ]
 Workers = Annotated[int, typer.Option(min=1, help="Number of workers, with --on.")]
-ImageSize = Annotated[
-    int | None, typer.Option(min=1, help="Side of the model input in pixels; the model's own by default.")
-]
 
 
 def named_folder(text: str | Path) -> Path:
@@ -69,11 +49,67 @@ def named_folder(text: str | Path) -> Path:
     return Path(text)
 
 
-def numbers(text: str | None, option: str) -> list[float] | None:
+def numbers(text: str) -> list[float]:
     """The numbers of a text such as `0.5,0.5,0.5`."""
-    if text is None:
-        return None
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 0.5,0.5,0.5", param_hint=option) from None
+        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 0.5,0.5,0.5") from None
+
+
+_HELP: dict[str, str] = {name: get_args(hint)[1] for name, hint in hints_of(ModelOptions).items()}
+Weights = Annotated[Path | None, typer.Option(help=_HELP["weights"])]
+NoPretrained = Annotated[bool, typer.Option("--no-pretrained", help=_HELP["pretrained"])]
+_Numbers = partial(typer.Option, parser=numbers, metavar="TEXT")
+# Options of a model -> how a command line takes them.
+_MODEL_OPTIONS: dict[str, Any] = {
+    "texts": Annotated[list[str] | None, typer.Option("--text", "--texts", help=_HELP["texts"])],
+    "weights": Weights,
+    "pretrained": NoPretrained,
+    "img_size": Annotated[int | None, typer.Option(min=1, help=_HELP["img_size"])],
+    "mean": Annotated[Any, _Numbers(help=_HELP["mean"])],
+    "std": Annotated[Any, _Numbers(help=_HELP["std"])],
+    "fit": Annotated[str | None, typer.Option(help=_HELP["fit"])],
+    "score": Annotated[
+        str | None,
+        typer.Option(help=_HELP["score"], autocompletion=complete_score, show_default="the model's own"),
+    ],
+    "precision": Annotated[str | None, typer.Option(help=_HELP["precision"], show_default=ModelOptions.precision)],
+    "engine": Annotated[str | None, typer.Option(help=_HELP["engine"], show_default=ModelOptions.engine)],
+}
+Stated = Mapping[str, Any]
+NOT_STATED: Stated = MappingProxyType({})
+
+
+def with_model_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options of a model: it gets those that are stated as `options`, for `aha.load_model`.
+
+    Those that it has a parameter for itself, or that are named here, are left out.
+    """
+
+    def extended(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        names = [name for name in _MODEL_OPTIONS if name not in without and name not in signature.parameters]
+        added = [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
+            for name, kind in _MODEL_OPTIONS.items()
+            if name in names
+        ]
+
+        @wraps(command)
+        def called(**values: Any) -> None:
+            given = {name: value for name in names if (value := values.pop(name)) not in (None, False, [])}
+            if "pretrained" in given:  # as --no-pretrained
+                given["pretrained"] = False
+            if "weights" in given:
+                given["weights"] = str(given["weights"])
+            command(**values, options=given)
+
+        parameters = [
+            new for own in signature.parameters.values() for new in (added if own.name == "options" else [own])
+        ]
+        called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return called
+
+    return extended

@@ -1,10 +1,13 @@
-"""How long work will take, estimated before it reports any progress."""
+"""How long work will take, estimated before it reports any progress, and runs with a bar that shows it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
+
+from aha.cli.reporting import bench_bar, resumable
 
 if TYPE_CHECKING:
     from aha.bench.runner import BenchRun
@@ -34,6 +37,14 @@ def expected_seconds_of_run(run: BenchRun) -> float | None:
     passes = sum(method.cost(model, model.preprocessing.size).passes for method in run.work.methods)
     passes += len(run.methods) * sum(questions.values())
     return images * passes * _seconds_of_a_pass(model)
+
+
+def run_with_bar(run: BenchRun, said: Callable[[], str], *, quiet: bool) -> None:
+    """Computes what a run lacks; `said` tells what is finished if Ctrl-C ends it."""
+    cells = run.total // max(1, run.num_images)
+    expected = partial(expected_seconds_of_run, run)
+    with resumable(said), bench_bar(run.pending, cells, shown=not quiet, expected=expected) as advance:
+        run.run(advance)
 
 
 def _seconds_of_a_pass(model: TargetModel) -> float:

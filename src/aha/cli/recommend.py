@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aha.cli.options import (
+    NOT_STATED,
     Debug,
     Device,
-    Engine,
-    Fit,
-    ImageSize,
     Json,
-    Mean,
     Model,
-    NoPretrained,
-    Precision,
     Quiet,
-    Score,
     Seed,
-    Std,
-    Texts,
-    Weights,
+    Stated,
     named_folder,
-    numbers,
+    with_model_options,
 )
-from aha.cli.reporting import INTERRUPTED, answer, print_json, reported, say_error
+from aha.cli.reporting import answer, print_json, reported, resumable
 from aha.cli.texts import check_paths, check_texts, complete_method
 from aha.core.progress_line import duration
 
@@ -36,6 +28,7 @@ if TYPE_CHECKING:
     from aha.bench.recommend import Outlook
 
 
+@with_model_options()
 def recommend(
     model: Model,
     data: Annotated[str, typer.Option(help="Your images: folder, CSV, tar shards, or KIND:PLACE as in `aha bench`.")],
@@ -58,16 +51,7 @@ def recommend(
     ] = None,
     target: Annotated[str, typer.Option(help="Explained class: top1, label, an index or a name.")] = "top1",
     limit: Annotated[int | None, typer.Option(min=1, help="Number of images, a random sample by the seed.")] = None,
-    text: Texts = None,
-    weights: Weights = None,
-    no_pretrained: NoPretrained = False,
-    img_size: ImageSize = None,
-    mean: Mean = None,
-    std: Std = None,
-    fit: Fit = None,
-    score: Score = None,
-    precision: Precision = "float32",
-    engine: Engine = "eager",
+    options: Stated = NOT_STATED,
     batch_size: Annotated[int, typer.Option(min=1, help="Maximum batch size.")] = 8,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the expected cost and stop.")] = False,
     seed: Seed = 0,
@@ -78,26 +62,13 @@ def recommend(
 ) -> None:
     """Compare the methods that fit a model on your images, within a budget, and recommend one."""
     with reported(debug=debug, quiet=quiet):
-        check_texts(models=[model], methods=method or [], scores=[score] if score else [])
+        check_texts(models=[model], methods=method or [], options=options)
         check_paths([data])
 
         from aha.bench.recommend import outlook, prepare, settle
         from aha.models import load_model
 
-        loaded = load_model(
-            model,
-            weights=weights,
-            pretrained=not no_pretrained,
-            texts=text or None,
-            img_size=img_size,
-            mean=numbers(mean, "--mean"),
-            std=numbers(std, "--std"),
-            fit=cast("Any", fit),  # checked where it is used
-            score=score,
-            device=device,
-            precision=cast("Any", precision),  # checked there too
-            engine=cast("Any", engine),
-        )
+        loaded = load_model(model, device=device, **options)
         racing = prepare(
             loaded,
             data,
@@ -110,39 +81,24 @@ def recommend(
             target=target,
             seed=seed,
             batch_size=batch_size,
-            model_text=_written(
-                model,
-                weights=None if weights is None else str(weights),
-                pretrained=False if no_pretrained else None,
-                texts=text,
-                img_size=img_size,
-                mean=numbers(mean, "--mean"),
-                std=numbers(std, "--std"),
-                fit=fit,
-                score=score,
-                precision=None if precision == "float32" else precision,
-                engine=None if engine == "eager" else engine,
-            ),
+            model_text=_written(model, options),
             on_step=(lambda progress: None) if quiet or json else _say,
         )
         if dry_run:
             cost = outlook(racing)
             answer(lambda: _plain(cost), lambda: _outlook(cost), json=json, quiet=quiet)
             return
-        try:
+        with resumable(lambda: f"finished results are in {out}; run the same command to resume"):
             found = settle(racing)
-        except KeyboardInterrupt:
-            say_error(f"interrupted; finished results are in {out}; run the same command to resume")
-            raise typer.Exit(INTERRUPTED) from None
         if json:
             print_json(found.as_dict())
         elif not quiet:
             typer.echo(f"{found.to_markdown()}\n\npage: {found.page}\nreport: {found.report}")
 
 
-def _written(model: str, **options: Any) -> str:
+def _written(model: str, options: Stated) -> str:
     """The model as Python writes it, with the options that were given."""
-    given = [f"{name}={value!r}" for name, value in options.items() if value not in (None, [])]
+    given = [f"{name}={value!r}" for name, value in options.items()]
     return f'aha.load_model("{model}", {", ".join(given)})' if given else f'"{model}"'
 
 

@@ -48,6 +48,16 @@ def reported(*, debug: bool, quiet: bool = False) -> Iterator[None]:
 
 
 @contextmanager
+def resumable(said: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C inside ends the command with a line that says what is finished and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say_error(f"interrupted; {said()}")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
 def _told_to_end() -> Iterator[None]:
     """SIGTERM, as schedulers send it, ends the work as Ctrl-C does: at a moment that suits, with a word."""
     former = signal.getsignal(signal.SIGTERM)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from aha.core.declared import Kind, check_method, check_metric, check_model, check_score, declared
 from aha.core.model_names import check_model_name
+from aha.core.model_options import check_option
 from aha.errors import ImageError, SpecError
 
 
@@ -16,10 +19,13 @@ def check_texts(
     models: Iterable[str] = (),
     methods: Iterable[str] = (),
     metrics: Iterable[str] = (),
-    scores: Iterable[str] = (),
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Raises the error of the first text that cannot be understood; the rest is checked by loading it."""
+    """Raises the error of the first text, or option of a model, that cannot be understood; loading checks the rest."""
     models = list(models)
+    scores = [options["score"]] if "score" in options else []
+    for name, value in options.items():
+        check_option(name, value, f"--{name.replace('_', '-')}")
     for texts, check in (
         (models, check_model),
         (models, check_model_name),

@@ -5,30 +5,28 @@ from __future__ import annotations
 import shlex
 from itertools import repeat
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 from aha.cli.completion import complete_model
 from aha.cli.options import (
+    NOT_STATED,
     Debug,
     Device,
-    ImageSize,
     Json,
-    Mean,
     NoPretrained,
     Quiet,
-    Score,
-    Std,
-    Texts,
+    Stated,
     Weights,
-    numbers,
+    with_model_options,
 )
-from aha.cli.reporting import INTERRUPTED, print_json, reported, say_error, training_bar
+from aha.cli.reporting import print_json, reported, resumable, training_bar
 from aha.cli.texts import check_paths, check_texts
 from aha.errors import SpecError
 
 
+@with_model_options("fit", "engine")
 def train(
     model: Annotated[
         list[str],
@@ -58,16 +56,11 @@ def train(
     start: Annotated[
         str | None, typer.Option(help="Explainer to start from: universal, a folder, or a hub repository.")
     ] = None,
-    text: Texts = None,
     weights: Annotated[
         list[Path] | None,
         typer.Option(help="Weights file: .safetensors, or torch:FILE. One for each --model, in their order."),
     ] = None,
-    no_pretrained: NoPretrained = False,
-    img_size: ImageSize = None,
-    mean: Mean = None,
-    std: Std = None,
-    score: Score = None,
+    options: Stated = NOT_STATED,
     precision: Annotated[
         str | None,
         typer.Option(help="float32, bfloat16 or float16 for the frozen networks.", show_default="bfloat16 on a GPU"),
@@ -89,7 +82,8 @@ def train(
     Runs as it is on one device, and under `accelerate launch` or `torchrun` on many.
     """
     with reported(debug=debug, quiet=quiet):
-        check_texts(models=model, scores=[score] if score else [])
+        options = {**options, **({"precision": precision} if precision else {})}
+        check_texts(models=model, options=options)
         check_paths(str(place) for place in (data, validation) if place is not None)
         if weights and len(weights) != len(model):
             raise SpecError(f"{len(weights)} weights files for {len(model)} models; name one for each, in their order")
@@ -108,38 +102,27 @@ def train(
         chosen = load_settings(preset or default_preset(len(model), start), [*(settings or []), *given])
         check_writable(out)
         place = device or launched_device() or default_device()
+        faster = "bfloat16" if str(place).startswith("cuda") else "float32"
         targets = [
-            load_model(
-                name,
-                weights=file,
-                pretrained=not no_pretrained,
-                texts=text or None,
-                img_size=img_size,
-                mean=numbers(mean, "--mean"),
-                std=numbers(std, "--std"),
-                score=score,
-                device=place,
-                precision=cast("Any", precision) or ("bfloat16" if str(place).startswith("cuda") else "float32"),
-            )
+            load_model(name, weights=file, device=place, **{"precision": faster, **options})
             for name, file in zip(model, weights or repeat(None, len(model)), strict=True)
         ]
-        try:
-            with training_bar(chosen.training, shown=not quiet) as advance:
-                explainer = run(
-                    targets,
-                    data,
-                    out,
-                    settings=chosen,
-                    validation=validation,
-                    start=start,
-                    resume=resume,
-                    remember=remember,
-                    on_step=advance,
-                    progress=False,
-                )
-        except KeyboardInterrupt:
-            say_error(f"interrupted; continue with --resume and the same command: {out}")
-            raise typer.Exit(INTERRUPTED) from None
+        with (
+            resumable(lambda: f"continue with --resume and the same command: {out}"),
+            training_bar(chosen.training, shown=not quiet) as advance,
+        ):
+            explainer = run(
+                targets,
+                data,
+                out,
+                settings=chosen,
+                validation=validation,
+                start=start,
+                resume=resume,
+                remember=remember,
+                on_step=advance,
+                progress=False,
+            )
         scores = explainer.config.scores
         result: dict[str, Any] = {
             "explainer": str(out / BEST),
@@ -161,28 +144,21 @@ def train(
                 typer.echo(f"No step improved on {start}: this explainer is the one that training started from")
             if remember:
                 typer.echo(f"Remembered: --method aha now means this explainer for {model[0]}")
-            same = _same_model(model[0], weights, img_size, mean, std, text, no_pretrained=no_pretrained)
+            same = _same_model(model[0], weights, options)
             typer.echo(f"Use it: aha explain PICTURE {same} --method \"aha('{out / BEST}')\"")
 
 
-def _same_model(
-    model: str,
-    weights: list[Path] | None,
-    img_size: int | None,
-    mean: str | None,
-    std: str | None,
-    texts: list[str] | None,
-    *,
-    no_pretrained: bool,
-) -> str:
+def _same_model(model: str, weights: list[Path] | None, options: Stated) -> str:
     """The options that name the model again: an explainer is of use for these weights alone."""
-    said: list[str] = ["--model", model]
-    file = weights[0] if weights else None
-    for option, value in (("--weights", file), ("--img-size", img_size), ("--mean", mean), ("--std", std)):
-        said += [] if value is None else [option, str(value)]
-    for text in texts or ():
-        said += ["--text", text]
-    return shlex.join([*said, *(["--no-pretrained"] if no_pretrained else [])])
+    stated = {
+        "--model": [model],
+        "--weights": (weights or [])[:1],
+        "--img-size": [options["img_size"]] if "img_size" in options else [],
+        **{f"--{name}": [",".join(map(str, options[name]))] for name in ("mean", "std") if name in options},
+        "--text": options.get("texts", ()),
+    }
+    said = [str(part) for option, values in stated.items() for value in values for part in (option, value)]
+    return shlex.join([*said, *([] if options.get("pretrained", True) else ["--no-pretrained"])])
 
 
 def export(

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
-from aha.core.registry import nearest_names
-from aha.errors import UnknownName
+from aha.core.registry import Registry, nearest_names
+from aha.errors import SpecError, UnknownName
+
+T = TypeVar("T")
 
 DEMO = "efficientnet_lite0"
 # How a library marks a function that makes a model; other decorators may stand between the mark and the function.
@@ -32,6 +35,16 @@ def names_of(source: str) -> list[str] | None:
     if not found or len(found) != sum(len(_MARK.findall(text)) for text in _texts(source)):
         return None
     return sorted(set(found), key=_with_numbers) if source == "timm" else sorted(set(found))
+
+
+def split_spec(spec: str, sources: Registry[T]) -> tuple[T, str]:
+    """The source and the name of a model's text, `SOURCE:NAME`."""
+    source, colon, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
+    if not colon or not name:
+        raise SpecError(
+            f"cannot read model {spec!r}; write SOURCE:NAME, such as timm:resnet50; sources are {', '.join(sources)}"
+        )
+    return sources[source], name
 
 
 def check_model_name(spec: str) -> None:

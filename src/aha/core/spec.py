@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args
 
-from aha.core.checks import PYTHON, checked
 from aha.core.registry import Registry, nearest_names
+from aha.core.validation import PYTHON, checked, hints_of
 from aha.errors import SpecError, UnknownName
 
 MAX_LENGTH = 4000  # longer texts are not written by people, and deep nesting would exhaust Python's own parser
@@ -28,7 +28,7 @@ class Spec:
     name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
+        hints = hints_of(type(self))
         for field in fields(self):
             place = f"{self.name}: {field.name}"
             fitted = checked(getattr(self, field.name), hints[field.name], place, notation=_NOTATION)
@@ -53,16 +53,6 @@ class Spec:
         return f"{self.name}({', '.join(parts)})" if parts else self.name
 
 
-def _hints(cls: type[Spec]) -> dict[str, Any]:
-    """The types of the fields; to read them takes longer than all the rest of making a spec."""
-    if cls not in _HINTS:
-        _HINTS[cls] = get_type_hints(cls)
-    return _HINTS[cls]
-
-
-_HINTS: dict[type[Spec], dict[str, Any]] = {}
-
-
 def parse(text: str, registry: Registry[type[S]], *inner: Registry[Any]) -> S:
     """The value that `text` describes, of a class of `registry`; its parameters are of `inner` ones, or of the same."""
     if not isinstance(text, str):
@@ -83,6 +73,11 @@ def parse(text: str, registry: Registry[type[S]], *inner: Registry[Any]) -> S:
     value = _build(tree, inner or (registry,), outermost=(registry,))
     assert isinstance(value, Spec)
     return value  # type: ignore[return-value]  # the registry holds only classes of S
+
+
+def value_of(text: str, *registries: Registry[Any]) -> Any:
+    """The value that a parameter's text, as `written` gives it, stands for."""
+    return _build(ast.parse(text, mode="eval").body, registries)
 
 
 _HYPHENATED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[A-Za-z_]\w*(?:-[A-Za-z_]\w*)+""")
@@ -147,7 +142,7 @@ def _check_word(cls: type[Spec], keyword: ast.keyword, registries: tuple[Registr
     if not isinstance(keyword.value, ast.Name) or any(keyword.value.id in registry for registry in registries):
         return
     name, word = str(keyword.arg), keyword.value.id
-    if name in {field.name for field in fields(cls)} and not _holds_specs(_hints(cls)[name]):
+    if name in {field.name for field in fields(cls)} and not _holds_specs(hints_of(cls)[name]):
         raise SpecError(f"{cls.name}: {name}={word} is not a number; write texts in quotes, {name}={word!r}")
 
 
@@ -175,7 +170,7 @@ def _create(cls: type[S], positional: list[Any], named: dict[str, Any]) -> S:
 
 
 def _example(cls: type[Spec], field: Field[Any]) -> str:
-    hint = _hints(cls)[field.name]
+    hint = hints_of(cls)[field.name]
     return "gradient" if isinstance(hint, type) and issubclass(hint, Spec) else f"{field.name}=..."
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aha.core.checks import Range, checked
+from aha.core.validation import Range, checked
 from aha.data.images import find_images
 from aha.errors import AhaError, ImageError, MissingExtra
 from aha.interop.arrow import Explain, KeepMaps

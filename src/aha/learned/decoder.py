@@ -21,12 +21,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aha.core.validation import Range
 from aha.learned.upsampling import upsampled_twice
 
 _GUIDE = 8  # features by which places are compared in upsampling
@@ -48,13 +49,13 @@ class DecoderConfig:
         kind: "pyramid", this one; or "dpt", the paper's, which reads features and class vectors alone.
     """
 
-    channels: tuple[int, ...]
-    class_dim: int
-    evidence: tuple[int, ...] = ()
-    image_channels: int = 3
-    width: int = 32
-    stride: int = 4
-    cohesion: float = 0.0
+    channels: tuple[Annotated[int, Range(1, 2**16)], ...]
+    class_dim: Annotated[int, Range(1, 2**16)]
+    evidence: tuple[Annotated[int, Range(0, 2**12)], ...] = ()
+    image_channels: Annotated[int, Range(1, 64)] = 3
+    width: Annotated[int, Range(1, 2**13)] = 32
+    stride: Annotated[int, Range(1, 2**10)] = 4
+    cohesion: Annotated[float, Range(0, 1e3)] = 0.0
     kind: Literal["pyramid", "dpt"] = "pyramid"
 
     @property

@@ -16,7 +16,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +25,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from aha import __version__
-from aha.core.checks import Range
 from aha.core.disk import result_key, write_atomically, writing
-from aha.core.strict import from_json, read_json
+from aha.core.validation import Range, from_json, read_json
 from aha.errors import AhaWarning, ModelError, SpecError, WeightsError, warn
 from aha.learned import universal
 from aha.learned.calibration import calibrated
@@ -116,18 +115,18 @@ class ExplainerConfig:
     target: str
     target_digest: str
     encoder: str
-    stages: tuple[int, ...]
+    stages: tuple[Annotated[int, Range(0, 2**16)], ...]
     conditioning: Conditioning
-    num_classes: int
+    num_classes: Annotated[int, Range(0, 2**24)]
     decoder: DecoderConfig
     evidence: Evidence
-    evidence_stages: tuple[int, ...] = ()
+    evidence_stages: tuple[Annotated[int, Range(0, 2**16)], ...] = ()
     rivals: bool = False
     form: Form = "own"
-    revision: int = 0
+    revision: Annotated[int, Range(0, 2**13)] = 0
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
-    temperature: float = 0.01
-    response: tuple[float, ...] = ()
+    temperature: Annotated[float, Range(1e-6, 1e3)] = 0.01
+    response: tuple[Annotated[float, Range(-1e3, 1e3)], ...] = ()
     training: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, Any] = field(default_factory=dict)
     version: str = __version__
@@ -514,23 +513,6 @@ def model_card(config: ExplainerConfig) -> str:
     )
 
 
-_LIMITS = {
-    "num_classes": Range(0, 2**24),
-    "stages": Range(0, 2**16),
-    "evidence_stages": Range(0, 2**16),
-    "temperature": Range(1e-6, 1e3),
-    "response": Range(-1e3, 1e3),
-    "revision": Range(0, 2**13),
-    "decoder.channels": Range(1, 2**16),
-    "decoder.class_dim": Range(1, 2**16),
-    "decoder.evidence": Range(0, 2**12),
-    "decoder.image_channels": Range(1, 64),
-    "decoder.width": Range(1, 2**13),
-    "decoder.stride": Range(1, 2**10),
-    "decoder.cohesion": Range(0, 1e3),
-}
-
-
 def _checksum(config: Mapping[str, Any]) -> str:
     """Of the values, however the file is laid out."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
@@ -538,7 +520,7 @@ def _checksum(config: Mapping[str, Any]) -> str:
 
 def _read_config(found: Any) -> ExplainerConfig:
     """Strict: unknown, missing and mistaken entries are errors."""
-    config = from_json(ExplainerConfig, found, _LIMITS)
+    config = from_json(ExplainerConfig, found)
     if (config.form == "own") != bool(config.stages) or len(config.stages) != len(config.decoder.channels):
         raise SpecError(f"{len(config.stages)} stages do not fit {len(config.decoder.channels)} numbers of channels")
     if config.form == "own" and len(config.decoder.evidence) not in (0, len(config.stages)):

@@ -9,9 +9,9 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
-from aha.core.checks import LARGEST_NUMBER, Range, checked
+from aha.core.validation import LARGEST_NUMBER, PositiveFloat, PositiveInt, Range, checked, hints_of
 from aha.errors import SpecError
 from aha.learned.loss import ObjectiveConfig
 from aha.learned.regions import GRID_SIZES
@@ -20,6 +20,7 @@ from aha.perturb.references import Black, Blur, Mean, Reference, load_reference
 Conditioning = Literal["auto", "head", "embedding"]
 Evidence = Literal["backward", "forward", "none"]
 Form = Literal["own", "universal"]
+Stride = Literal[1, 2, 4, 8, 16, 32]  # of the decoder's levels, and finer ones, which are as the finest
 
 LOOKS = (1, 3, 5, 9)
 """How many looks there may be: the first, and two for each of 0, 1, 2 or 4 rounds."""
@@ -56,9 +57,9 @@ class Design:
     conditioning: Conditioning = "auto"
     evidence: Evidence = "backward"
     rivals: bool = False
-    width: int = 32
-    stride: int = 4
-    class_dim: int = 256
+    width: PositiveInt = 32
+    stride: Stride = 4
+    class_dim: PositiveInt = 256
     cohesion: float = 0.25
     decoder: Literal["pyramid", "dpt"] = "pyramid"
     revise: bool = False
@@ -112,17 +113,17 @@ class TrainConfig:
         seed: of everything random.
     """
 
-    steps: int = 1000
-    batch_size: int = 8
-    perturbations: int = 4
+    steps: PositiveInt = 1000
+    batch_size: PositiveInt = 8
+    perturbations: PositiveInt = 4
     learning_rate: float = 2e-3
     weight_decay: float = 1e-3
-    clip: float = 1.0
+    clip: PositiveFloat = 1.0
     warm_up: float = 0.1
     schedule: Literal["linear", "one_cycle"] = "linear"
-    hot: float = 0.1
-    cold: float = 0.01
-    grids: tuple[int, int] = GRID_SIZES
+    hot: PositiveFloat = 0.1
+    cold: PositiveFloat = 0.01
+    grids: tuple[PositiveInt, PositiveInt] = GRID_SIZES
     grid_spread: Literal["log", "even"] = "log"
     step_places: Literal["jittered", "even"] = "jittered"
     classes: tuple[float, float, float] = (0.6, 0.2, 0.2)
@@ -136,12 +137,12 @@ class TrainConfig:
     ema: float = 0.97
     validate_every: int = 0
     validation_images: int = 32
-    validation_steps: int = 8
-    save_every: int = 25
+    validation_steps: PositiveInt = 8
+    save_every: PositiveInt = 25
     workers: int = 0
-    refine_rate: float = 3e-3
-    refine_steps: int = 8
-    refine_grid: int = 56
+    refine_rate: PositiveFloat = 3e-3
+    refine_steps: PositiveInt = 8
+    refine_grid: PositiveInt = 56
     seed: int = 0
 
     @property
@@ -261,16 +262,6 @@ def _changed(settings: Settings, name: str, value: Any) -> Settings:
     raise SpecError(f"no setting {name!r}; there are {', '.join(known)}")
 
 
-_FROM_ONE, _ABOVE_ZERO = Range(1, LARGEST_NUMBER), Range(1e-9, LARGEST_NUMBER)
-# Where zero means nothing, or would be divided by.
-_RANGES = {
-    **dict.fromkeys(("steps", "batch_size", "perturbations", "save_every", "validation_steps"), _FROM_ONE),
-    **dict.fromkeys(("width", "stride", "class_dim", "grids", "refine_steps", "refine_grid"), _FROM_ONE),
-    **dict.fromkeys(("hot", "cold", "clip", "refine_rate"), _ABOVE_ZERO),
-}
-
-
-_STRIDES = (1, 2, 4, 8, 16, 32)  # of the decoder's levels, and finer ones, which are as the finest
 _MOST_STAGES = 4
 
 
@@ -280,15 +271,13 @@ def _names(kind: type) -> set[str]:
 
 def _checked(kind: type, name: str, value: Any) -> Any:
     """The value, if it has the type and range of the field that it is meant for."""
-    value = checked(value, get_type_hints(kind)[name], name, _RANGES.get(name, Range(0, LARGEST_NUMBER)))
+    value = checked(value, hints_of(kind)[name], name, Range(0, LARGEST_NUMBER))
     if name == "classes" and not any(value):
         raise SpecError(f"classes must be chances of which one at least is not 0, not {value}")
     if name == "stages" and value == ():
         raise SpecError("stages must be at least one, not ()")
     if name == "stages" and value is not None and len(value) > _MOST_STAGES:
         raise SpecError(f"stages must be at most {_MOST_STAGES}, not {len(value)}")
-    if name == "stride" and value not in _STRIDES:
-        raise SpecError(f"stride must be one of {', '.join(map(str, _STRIDES))}, not {value}")
     if name == "width" and (value < 2 or value % min(value, 8)):
         raise SpecError(f"width must be 2 to 8 or a multiple of 8, not {value}")
     if name == "grids" and value[0] > value[1]:

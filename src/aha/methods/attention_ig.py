@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from aha.core.progress import in_parts
-from aha.errors import SpecError
+from aha.core.validation import Range
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
 from aha.models import TargetModel, Trace
+
+PathSteps = Annotated[int, Range(2)]
+"""Steps of a path that has both of its ends."""
 
 
 @method(
@@ -31,11 +35,7 @@ class AttentionIG(Method):
         steps: places on the path, both ends included.
     """
 
-    steps: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_steps(self, self.steps)
+    steps: PathSteps = 20
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         return Cost(2 * self.steps)
@@ -43,12 +43,6 @@ class AttentionIG(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         feedback, trace = reasoning_feedback(model, images, classes, self.steps)  # (B, T, T)
         return trace.to_grid(trace.read(feedback))  # (B, h, w)
-
-
-def check_steps(chosen: Method, steps: int) -> None:
-    """Refuses a path that does not have both of its ends."""
-    if steps < 2:
-        raise SpecError(f"{chosen.name}: steps must be at least 2, the two ends of the path, not {steps}")
 
 
 def reasoning_feedback(model: TargetModel, images: Tensor, classes: Tensor, steps: int) -> tuple[Tensor, Trace]:

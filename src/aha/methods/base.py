@@ -13,14 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import or_
-from typing import ClassVar, Self, TypeVar
+from typing import Annotated, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from aha.core.declared import SYNONYMS
 from aha.core.registry import Registry, nearest_names
 from aha.core.seeds import generator_of
 from aha.core.spec import Spec, parse
+from aha.core.validation import Range
 from aha.errors import AhaError, AhaWarning, CapabilityError, SpecError, warn
 from aha.learned.quality import Quality
 from aha.methods.cost import Cost
@@ -28,22 +30,9 @@ from aha.models import NOTHING, Captures, TargetModel, Trace
 from aha.perturb.partitions import PARTITIONS, Partition
 from aha.perturb.references import REFERENCES, Reference, check_reference
 
-Layer = int | str
+Layer = Annotated[int, Range(high=-1, note=" (-1 is the last)")] | str
 """Which layer: counted from the end, -1 being the last, or by the name of its module."""
-# What other tools and papers call some of them.
-_ALSO = {
-    "ig": "integrated_gradients",
-    "saliency": "gradient",
-    "vanillagradient": "gradient",
-    "ixg": "input_x_gradient",
-    "gradxinput": "input_x_gradient",
-    "gradientxinput": "input_x_gradient",
-    "layergradcam": "grad_cam",
-    "gradcamplusplus": "grad_cam_pp",
-    "attentionrollout": "rollout",
-    "shapleyvaluesampling": "shapley_sampling",
-}
-METHODS: Registry[type[Method]] = Registry("method", _ALSO)
+METHODS: Registry[type[Method]] = Registry("method", SYNONYMS)
 
 M = TypeVar("M", bound="type[Method]")
 T = TypeVar("T")
@@ -64,12 +53,6 @@ class Method(Spec):
     required: ClassVar[frozenset[str]] = frozenset()
     captured: ClassVar[Captures] = NOTHING
     citation: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        layer = getattr(self, "layer", -1)
-        if not isinstance(layer, str) and layer >= 0:
-            raise SpecError(f"{self.name}: layer counts from the end, -1 being the last; it cannot be {layer}")
 
     @abstractmethod
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
@@ -303,12 +286,6 @@ def pick_layer(layers: Sequence[T], layer: int) -> T:
     if -layer > len(layers):
         raise SpecError(f"layer={layer} does not exist; this model has {len(layers)} to choose from")
     return layers[layer]
-
-
-def check_start_layer(chosen: Method, start: int) -> None:
-    """Refuses a first layer that does not count from the front, as 0, 1, ... do."""
-    if start < 0:
-        raise SpecError(f"{chosen.name}: start_layer counts from 0; it cannot be negative like {start}")
 
 
 def layers_from(chosen: Method, layers: Sequence[T], start: int) -> Sequence[T]:

@@ -10,8 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from aha.methods.attention_ig import check_steps, reasoning_feedback
-from aha.methods.base import Method, check_start_layer, layers_from, method
+from aha.core.validation import NonNegativeInt
+from aha.methods.attention_ig import PathSteps, reasoning_feedback
+from aha.methods.base import Method, layers_from, method
 from aha.methods.cost import Cost
 from aha.methods.rollout import roll_out
 from aha.models import Captures, TargetModel, Trace
@@ -41,13 +42,8 @@ class Bidirectional(Method):
     """
 
     form: Literal["head", "token"] = "head"
-    start_layer: int | None = None
-    steps: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_start_layer(self, self.start_layer or 0)
-        check_steps(self, self.steps)
+    start_layer: NonNegativeInt | None = None
+    steps: PathSteps = 20
 
     @property
     def needs(self) -> frozenset[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aha.errors import SpecError
+from aha.core.validation import PositiveFloat
 from aha.methods.base import Method, method
 from aha.models import TargetModel
 
@@ -17,12 +17,7 @@ from aha.models import TargetModel
 class CenterMap(Method):
     """`exp(-r^2 / (2 sigma^2))` around the centre, with r and sigma in units of each half side."""
 
-    sigma: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sigma <= 0:
-            raise SpecError(f"center_map: sigma must be positive, not {self.sigma}")
+    sigma: PositiveFloat = 0.5
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         batch, _, height, width = images.shape

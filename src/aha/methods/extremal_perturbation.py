@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from aha.core.progress import in_parts
+from aha.core.validation import Fraction, PositiveInt, Range
 from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
@@ -46,18 +48,16 @@ class ExtremalPerturbation(Method):
         score: what is kept high.
     """
 
-    areas: tuple[float, ...] = (0.025, 0.05, 0.1, 0.2)
-    steps: int = 800
+    areas: tuple[Fraction, ...] = (0.025, 0.05, 0.1, 0.2)
+    steps: PositiveInt = 800
     reference: Reference = RiseBlur(kernel=161, sigma=20.0)
-    levels: int = 8
+    levels: Annotated[int, Range(2)] = 8
     score: Scale = "logit"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps < 1 or self.levels < 2 or not self.areas or not all(0 < area < 1 for area in self.areas):
-            raise SpecError(
-                "extremal_perturbation: steps must be at least 1, levels 2, and areas one or more shares in (0, 1)"
-            )
+        if not self.areas:
+            raise SpecError("extremal_perturbation: at least one area is needed")
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         pixels, places = 4 * 3 * size[0] * size[1], (size[0] + 2 * SIGMA) * (size[1] + 2 * SIGMA)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aha.errors import CapabilityError, SpecError
+from aha.core.validation import NonNegativeFloat, PositiveInt
+from aha.errors import CapabilityError
 from aha.methods.base import Layer, Method, method
 from aha.methods.cost import Cost
 from aha.methods.grad_cam import pick_stage
@@ -29,16 +30,9 @@ class FinerCAM(Method):
         layer: which stage, counted from the end, or the name of a module.
     """
 
-    alpha: float = 1.0
-    rivals: int = 3
+    alpha: NonNegativeFloat = 1.0
+    rivals: PositiveInt = 3
     layer: Layer = -1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rivals < 1 or self.alpha < 0:
-            raise SpecError(
-                f"finer_cam: rivals must be at least 1 and alpha not negative, not {self.rivals} and {self.alpha}"
-            )
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
         return Captures(features=(pick_stage(model, size, self.layer),))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aha.methods.base import Method, check_start_layer, layers_from, method
+from aha.core.validation import NonNegativeInt
+from aha.methods.base import Method, layers_from, method
 from aha.methods.rollout import roll_out
 from aha.models import Captures, TargetModel
 
@@ -33,12 +34,8 @@ class GradRollout(Method):
             paper does not.
     """
 
-    start_layer: int = 0
+    start_layer: NonNegativeInt = 0
     normalised: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_start_layer(self, self.start_layer)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         trace = model.trace(images, attention=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aha.core.progress import in_parts
-from aha.errors import SpecError
+from aha.core.validation import NonNegativeFloat, PositiveInt
 from aha.methods.base import Method, method, seeded_generator
 from aha.methods.cost import Cost
 from aha.methods.gradient import ChannelRule, over_channels
@@ -31,18 +31,11 @@ class GradientSHAP(Method):
             other is fixed, as in `integrated_gradients`, of which this is then the Monte Carlo form.
     """
 
-    n: int = 50
-    sigma: float = 0.0
+    n: PositiveInt = 50
+    sigma: NonNegativeFloat = 0.0
     reference: Reference | None = None
     channels: ChannelRule = "sum"
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n < 1 or self.sigma < 0:
-            raise SpecError(
-                f"gradient_shap: n must be at least 1 and sigma not negative, not n={self.n}, sigma={self.sigma}"
-            )
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         return Cost(2 * self.n)

@@ -7,11 +7,12 @@ from typing import Literal
 
 from torch import Tensor
 
+from aha.core.validation import NonNegativeInt
 from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.models import Captures, TargetModel, Trace
 
-FirstBlock = int | Literal["half"]
+FirstBlock = NonNegativeInt | Literal["half"]
 
 
 @method(
@@ -31,10 +32,6 @@ class IxGPlus(Method):
 
     start_layer: FirstBlock = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_start(self.name, self.start_layer)
-
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return token_ixg(model.trace(images, tokens=True), classes, self.start_layer)  # (B, h, w)
 
@@ -48,9 +45,3 @@ def token_ixg(trace: Trace, classes: Tensor, start_layer: FirstBlock) -> Tensor:
     used = inputs[first:]
     products = [(x * slope).sum(dim=-1) for x, slope in zip(used, trace.gradients(classes, *used), strict=True)]
     return trace.to_grid(sum(products[1:], products[0]).detach())
-
-
-def check_start(name: str, start_layer: FirstBlock) -> None:
-    """Refuses a first block before the first."""
-    if start_layer != "half" and start_layer < 0:
-        raise SpecError(f"{name}: start_layer counts from 0, or is 'half'; it cannot be {start_layer}")

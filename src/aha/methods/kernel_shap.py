@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import comb
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from aha.core.validation import Range
 from aha.errors import SpecError
 from aha.methods.base import Method, method, seeded_generator
 from aha.methods.cost import Cost
@@ -34,16 +36,11 @@ class KernelSHAP(Method):
         score: the reported score, or the logit.
     """
 
-    n: int | None = None
+    n: Annotated[int, Range(2)] | None = None
     parts: Partition = Patches()
     reference: Reference = ZerosNormalised()
     score: Scale = "score"
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n is not None and self.n < 2:
-            raise SpecError(f"kernel_shap: n must be at least 2, not {self.n}")
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         count = self.parts.count(size)

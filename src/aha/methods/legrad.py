@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from aha.core.validation import PositiveInt
 from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.models import Captures, TargetModel
@@ -32,13 +33,8 @@ class LeGrad(Method):
         pool: "mean" over all tokens (published code), or "model" for the model's own pooling.
     """
 
-    layers: int | None = None
+    layers: PositiveInt | None = None
     pool: Literal["mean", "model"] = "mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layers is not None and self.layers < 1:
-            raise SpecError(f"legrad: layers must be at least 1, not {self.layers}")
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         trace = model.trace(images, attention=True, tokens=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aha.methods.base import Method, method
-from aha.methods.ixg_plus import FirstBlock, check_start, token_ixg
+from aha.methods.ixg_plus import FirstBlock, token_ixg
 from aha.models import TargetModel
 
 
@@ -38,10 +38,6 @@ class LibraIxGPlus(Method):
 
     start_layer: FirstBlock = 0
     score: Literal["probability", "logit"] = "probability"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_start(self.name, self.start_layer)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         is_probability = self.score == "probability" and model.score.is_probability

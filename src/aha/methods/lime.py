@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from aha.errors import SpecError
+from aha.core.validation import PositiveFloat, Range
 from aha.methods.base import Method, method, seeded_generator
 from aha.methods.cost import Cost
 from aha.models import TargetModel
@@ -29,20 +30,12 @@ class LIME(Method):
     are patches unless `parts=slic(...)`, and removed parts show the reference.
     """
 
-    n: int = 1000
+    n: Annotated[int, Range(2)] = 1000
     parts: Partition = Patches()
-    kernel_width: float = 0.25
+    kernel_width: PositiveFloat = 0.25
     reference: Reference = ZerosNormalised()
     score: Scale = "score"
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n < 2 or self.kernel_width <= 0:
-            raise SpecError(
-                f"lime: n must be at least 2 and kernel_width positive, not n={self.n}, "
-                f"kernel_width={self.kernel_width}"
-            )
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         count = self.parts.count(size)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from aha.errors import SpecError
+from aha.core.validation import NonNegativeFloat
 from aha.methods.base import Method, method
 from aha.methods.machinery.layer_rules import Kinds, LayerRules
 from aha.models import TargetModel
@@ -62,16 +62,11 @@ class LRP(Method):
     """
 
     preset: Preset = "epsilon_plus_flat"
-    epsilon: float = 1e-6
-    gamma: float = 0.25
+    epsilon: NonNegativeFloat = 1e-6
+    gamma: NonNegativeFloat = 0.25
     bias: Literal["absorb", "ignore"] = "absorb"
     sums: Literal["magnitude", "value"] | None = None
     attention: Literal["constant", "shared"] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.epsilon < 0 or self.gamma < 0:
-            raise SpecError(f"lrp: epsilon and gamma must not be negative, not {self.epsilon} and {self.gamma}")
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         bounds = None

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from aha.core.progress import in_parts
+from aha.core.validation import NonNegativeFloat, PositiveInt, Range
 from aha.errors import SpecError
 from aha.methods.base import Method, first_fitting, method
 from aha.methods.cost import Cost
@@ -58,23 +60,14 @@ class MDA(Method):
     """
 
     guide: Method | None = None
-    tau: float = 0.9
-    kappa: float = 0.005
-    gamma: float = 0.0
-    window: int | None = None
-    grid: int | None = None
-    screen: int | None = None
+    tau: Annotated[float, Range(0, 1, above=True)] = 0.9
+    kappa: NonNegativeFloat = 0.005
+    gamma: Annotated[float, Range(0, 1)] = 0.0
+    window: PositiveInt | None = None
+    grid: Annotated[int, Range(2)] | None = None
+    screen: PositiveInt | None = None
     insertion: Reference = field(default_factory=Blur)
     deletion: Reference = field(default_factory=Black)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (0 < self.tau <= 1 and 0 <= self.gamma <= 1 and self.kappa >= 0):
-            raise SpecError("mda: tau must lie in (0, 1], gamma in [0, 1], and kappa must not be negative")
-        if any(least is not None and least < 1 for least in (self.window, self.screen)):
-            raise SpecError("mda: window and screen must be at least 1")
-        if self.grid is not None and self.grid < 2:
-            raise SpecError("mda: grid must be at least 2")
 
     @property
     def needs(self) -> frozenset[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from aha.core.validation import NonNegativeInt, Range
 from aha.errors import SpecError
-from aha.methods.base import Method, check_start_layer, layers_from, method
+from aha.methods.base import Method, layers_from, method
 from aha.methods.cost import Cost
 from aha.models import Captures, TargetModel
 
@@ -36,15 +38,9 @@ class Mutex(Method):
         start_layer: first block used.
     """
 
-    min_cut: float = 0.01
-    token_ratio: float = 0.5
-    start_layer: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_start_layer(self, self.start_layer)
-        if not 0 <= self.min_cut < 1 or not 0 < self.token_ratio <= 1:
-            raise SpecError("mutex: min_cut must lie in [0, 1) and token_ratio in (0, 1]")
+    min_cut: Annotated[float, Range(0, 1, below=True)] = 0.01
+    token_ratio: Annotated[float, Range(0, 1, above=True)] = 0.5
+    start_layer: NonNegativeInt = 0
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         return Cost(64)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from aha.errors import SpecError
+from aha.core.validation import Fraction, PositiveInt
 from aha.methods.base import Method, method, seeded_generator
 from aha.methods.cost import Cost
 from aha.models import TargetModel
@@ -33,21 +33,13 @@ class RISE(Method):
             in the published code, or themselves, "clamp". The paper does not say.
     """
 
-    n: int = 4000
-    cells: int = 7
-    p: float = 0.5
+    n: PositiveInt = 4000
+    cells: PositiveInt = 7
+    p: Fraction = 0.5
     reference: Reference = ZerosNormalised()
     score: Scale = "score"
     seed: int | None = None
     border: Border = "mirror"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n < 1 or self.cells < 1 or not 0 < self.p < 1:
-            raise SpecError(
-                f"rise: n and cells must be at least 1 and p between 0 and 1, "
-                f"not n={self.n}, cells={self.cells}, p={self.p}"
-            )
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         side = (self.cells + 1) * max(-(-length // self.cells) for length in size)  # of an enlarged mask

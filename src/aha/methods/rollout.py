@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from aha.errors import SpecError
+from aha.core.validation import NonNegativeInt, Range
 from aha.methods.base import Method, layers_from, method
 from aha.models import Captures, TargetModel
 
@@ -30,13 +31,8 @@ class Rollout(Method):
             (0.9 in the widely copied vit-explain code, 0 in the paper).
     """
 
-    start_layer: int = 0
-    discard_ratio: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.start_layer < 0 or not 0 <= self.discard_ratio < 1:
-            raise SpecError("rollout: start_layer must not be negative and discard_ratio must lie in [0, 1)")
+    start_layer: NonNegativeInt = 0
+    discard_ratio: Annotated[float, Range(0, 1, below=True)] = 0.0
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         trace = model.trace(images, attention=True)

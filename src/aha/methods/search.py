@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aha.core.progress import part
+from aha.core.validation import PositiveInt
 from aha.errors import SpecError
 from aha.methods.base import METHODS, Method, first_fitting, method
 from aha.methods.cost import Cost
@@ -62,8 +63,8 @@ class Search(Method):
 
     parts: Partition = Patches(grid=7)
     objective: Objective = "ins_del"
-    budget: int = 1000
-    levels: int = 1
+    budget: PositiveInt = 1000
+    levels: PositiveInt = 1
     polish: Polish = "swaps"
     guide: Method | None = None
     reference: Reference | tuple[Reference, ...] = field(default_factory=lambda: (Black(), Mean(), Blur()))
@@ -72,10 +73,6 @@ class Search(Method):
         super().__post_init__()
         if self.reference == ():
             raise SpecError("search: at least one reference is needed")
-        if self.budget < 1:
-            raise SpecError(f"search: budget is a number of images, at least 1, not {self.budget}")
-        if self.levels < 1:
-            raise SpecError(f"search: an order has at least 1 level, not {self.levels}")
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         guide = self.guide or starting_guide(model, images.shape[1:])

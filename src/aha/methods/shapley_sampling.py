@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aha.errors import SpecError
+from aha.core.validation import PositiveInt
 from aha.methods.base import Method, method, seeded_generator
 from aha.methods.cost import Cost
 from aha.models import TargetModel
@@ -31,16 +31,11 @@ class ShapleySampling(Method):
         score: the reported score, or the logit.
     """
 
-    orders: int = 25
+    orders: PositiveInt = 25
     parts: Partition = Patches(grid=7)
     reference: Reference = ZerosNormalised()
     score: Scale = "score"
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.orders < 1:
-            raise SpecError(f"shapley_sampling: orders must be at least 1, not {self.orders}")
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         count = self.parts.count(size)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aha.core.progress import in_parts
-from aha.errors import SpecError
+from aha.core.validation import NonNegativeFloat, PositiveInt
 from aha.methods.base import Method, method, seeded_generator
 from aha.methods.cost import Cost
 from aha.models import TargetModel
@@ -20,14 +20,9 @@ class Smooth(Method):
     """Mean over `n` maps of `x + noise`, the noise's deviation being `sigma` times each image's value range."""
 
     inner: Method
-    n: int = 20
-    sigma: float = 0.15
+    n: PositiveInt = 20
+    sigma: NonNegativeFloat = 0.15
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n < 1 or self.sigma < 0:
-            raise SpecError(f"smooth: n must be at least 1 and sigma not negative, not n={self.n}, sigma={self.sigma}")
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         return self.inner.cost(model, size).times(self.n)

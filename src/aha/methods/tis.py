@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aha.core.progress import in_parts
-from aha.errors import SpecError
+from aha.core.validation import Fraction, PositiveInt
 from aha.methods.base import Method, method, runs_of_one_image, seeded_generator
 from aha.methods.cost import Cost
 from aha.methods.machinery.stretching import stretched
@@ -33,14 +33,9 @@ class TIS(Method):
         seed: of the first cluster centres.
     """
 
-    masks: int = 1024
-    ratio: float = 0.5
+    masks: PositiveInt = 1024
+    ratio: Fraction = 0.5
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.masks < 1 or not 0 < self.ratio < 1:
-            raise SpecError(f"tis: masks must be at least 1 and ratio in (0, 1), not {self.masks} and {self.ratio}")
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         layout = model.structure(size).blocks[0].layout

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aha.core.validation import NonNegativeInt
 from aha.errors import SpecError
 from aha.methods.base import Method, method
 from aha.models import Captures, TargetModel
@@ -60,13 +61,8 @@ class TransformerAttribution(Method):
         normalise: divide each row of `C^l + I` by its sum, as the copies in later papers' code do.
     """
 
-    start_layer: int = 0
+    start_layer: NonNegativeInt = 0
     normalise: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.start_layer < 0:
-            raise SpecError(f"transformer_attribution: start_layer must not be negative, not {self.start_layer}")
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         plain = model.trace(images, attention=True, score=SCORES["logit"])

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aha.methods.attention_ig import check_steps, reasoning_feedback
-from aha.methods.base import Method, check_start_layer, layers_from, method
+from aha.core.validation import NonNegativeInt
+from aha.methods.attention_ig import PathSteps, reasoning_feedback
+from aha.methods.base import Method, layers_from, method
 from aha.methods.cost import Cost
 from aha.models import Captures, TargetModel
 
@@ -32,14 +33,9 @@ class TransitionAttention(Method):
         repeat_last: apply the last attention a second time, as the copies behind the tables of MDA and InFlow do.
     """
 
-    start_layer: int = 0
-    steps: int = 20
+    start_layer: NonNegativeInt = 0
+    steps: PathSteps = 20
     repeat_last: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_start_layer(self, self.start_layer)
-        check_steps(self, self.steps)
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         return Cost(2 * self.steps + 1)

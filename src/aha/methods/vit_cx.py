@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aha.core.progress import in_parts
-from aha.errors import SpecError
+from aha.core.validation import NonNegativeFloat
 from aha.methods.base import Method, method, runs_of_one_image, seeded_generator
 from aha.methods.cost import Cost, channels_read
 from aha.methods.machinery.stretching import stretched
@@ -38,14 +38,9 @@ class ViTCX(Method):
         seed: of the noise.
     """
 
-    threshold: float = 0.1
-    noise: float = 0.1
+    threshold: NonNegativeFloat = 0.1
+    noise: NonNegativeFloat = 0.1
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threshold < 0 or self.noise < 0:
-            raise SpecError(f"vit_cx: threshold and noise must not be negative, not {self.threshold} and {self.noise}")
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         # At most a mask for each channel: enlarged, stretched, chosen from and normalised before any is added up.

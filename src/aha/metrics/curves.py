@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aha.core.validation import Range
 from aha.errors import MetricError, SpecError
 from aha.metrics.adaptive import FINEST, filled_in, first_places, further_places, height_errors
 from aha.metrics.base import Metric, Value
@@ -27,7 +28,7 @@ from aha.perturb.references import Black, Blur, Mean, Reference
 AVERAGE = "average"  # of the references; "mean" is a reference itself
 
 References = tuple[Reference, ...]
-Steps = int | Literal["adaptive"]
+Steps = Annotated[int, Range(2)] | Literal["adaptive"]
 Places = Sequence[Sequence[int]]
 
 
@@ -73,8 +74,8 @@ class CurveMetric(Metric):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (isinstance(self.steps, int) and self.steps < 2) or not self.references:
-            raise SpecError(f"{self.name}: at least 2 steps and one reference are needed")
+        if not self.references:
+            raise SpecError(f"{self.name}: at least one reference is needed")
         if self.steps == "adaptive" and (self.fractions or self.tolerance <= 0):
             raise SpecError(f"{self.name}: adaptive steps need a tolerance above 0, and no fractions")
         if getattr(self, "normalised", False):

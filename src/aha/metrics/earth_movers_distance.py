@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aha.errors import MetricError, SpecError
+from aha.core.validation import PositiveInt
+from aha.errors import MetricError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case
 from aha.metrics.localisation import SMALLEST_MASS, counted_pixels, map_of, mask_region
@@ -61,12 +62,7 @@ class EarthMoversDistance(Metric):
         grid: most cells along a side.
     """
 
-    grid: int = 16
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.grid < 1:
-            raise SpecError(f"earth_movers_distance: grid must be at least 1, not {self.grid}")
+    grid: PositiveInt = 16
 
     def __call__(self, case: Case) -> list[Value]:
         counted, truth = counted_pixels(case), mask_region(case)

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aha.errors import MetricError, SpecError
+from aha.core.validation import NonNegativeInt
+from aha.errors import MetricError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case
 from aha.metrics.localisation import box_region, counted_pixels, map_of, mask_region
@@ -40,12 +41,7 @@ class PointingGame(Metric):
         tolerance: a pixel at most this far from the object still counts; Zhang et al. use 15, CAAP none.
     """
 
-    tolerance: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tolerance < 0:
-            raise SpecError(f"pointing_game: tolerance must not be negative, not {self.tolerance}")
+    tolerance: NonNegativeInt = 0
 
     def __call__(self, case: Case) -> list[Value]:
         if case.sample.mask is None and case.sample.boxes is None:

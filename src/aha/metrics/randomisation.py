@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aha.core.validation import NonNegativeInt
 from aha.data.images import find_images, read_image
-from aha.errors import MetricError, ModelError, SpecError
+from aha.errors import MetricError, ModelError
 from aha.metrics.base import Direction, Metric, Value, metric
 from aha.metrics.case import Case
 from aha.metrics.statistics import cosine, pearson, spearman
@@ -110,14 +111,9 @@ class Randomisation(Metric):
         calibration: folder of pictures for the running statistics of batch norms; synthetic ones by default.
     """
 
-    stages: int = 0
+    stages: NonNegativeInt = 0
     absolute: bool = False
     calibration: str = ""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stages < 0:
-            raise SpecError(f"randomisation: stages must not be negative, not {self.stages}")
 
     def __call__(self, case: Case) -> list[Value]:
         if case.explain is None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from aha.core.seeds import generator_of
-from aha.errors import MetricError, SpecError
+from aha.core.validation import PositiveFloat, PositiveInt
+from aha.errors import MetricError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case
 from aha.metrics.statistics import spearman
@@ -43,13 +44,8 @@ class Stability(Metric):
         sigma: deviation of the noise as a share of the input's value range.
     """
 
-    n: int = 4
-    sigma: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n < 1 or self.sigma <= 0:
-            raise SpecError(f"stability: n and sigma must be positive, not n={self.n}, sigma={self.sigma}")
+    n: PositiveInt = 4
+    sigma: PositiveFloat = 0.05
 
     def __call__(self, case: Case) -> list[Value]:
         if case.explain is None:

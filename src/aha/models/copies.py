@@ -15,18 +15,17 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aha.core.model_options import Engine
 from aha.core.quiet import without_warnings
 from aha.errors import MissingExtra, ModelError
 from aha.models.outputs import OutputReader, read_outputs
 from aha.models.precision import HALF
-
-Engine = Literal["eager", "auto", "compiled", "onnxruntime", "openvino"]
 
 # Engine -> the package that it needs besides torch, and the extra that brings it.
 _PACKAGES = {"onnxruntime": ("onnxruntime", "export"), "openvino": ("openvino", "openvino")}

@@ -12,15 +12,14 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from aha.core.model_options import Engine, Fit, Precision
 from aha.core.pictures import MAX_PIXELS
 from aha.errors import ModelError
-from aha.models.copies import Engine
 from aha.models.functions import FunctionModule, ModelFunction, check_forward, name_of
 from aha.models.habits import habits_of_weights, own_class_names, own_preprocessing
 from aha.models.hooks import autograd, preserved_random_state
 from aha.models.outputs import OutputReader
-from aha.models.precision import Precision
-from aha.models.preprocessing import Fit, Preprocessing
+from aha.models.preprocessing import Preprocessing
 from aha.models.runnable import unwrapped
 from aha.models.scores import Score, ScoreFunction, load_score
 from aha.models.sources import Loaded, Request, default_device, size_in, split_spec

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
+from aha.core.model_options import Precision
 from aha.errors import ModelError
-
-Precision = Literal["float32", "bfloat16", "float16"]
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from aha.core.model_options import Fit
 from aha.core.pictures import MAX_PIXELS
 from aha.errors import ImageError, ModelError
 
-Fit = Literal["crop", "squash", "pad"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
 _RESAMPLING = {

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from aha.core.interrupts import checkpoint, interrupts_wait
+from aha.core.model_options import Engine, Precision
 from aha.core.rows import fingerprints
 from aha.errors import AhaWarning, ModelError, TargetError, warn
 from aha.models.class_names import index_of
-from aha.models.copies import Engine, check_engine
+from aha.models.copies import check_engine
 from aha.models.explained import Answer, Explained
 from aha.models.forward_only import ForwardOnly, weight_versions
 from aha.models.habits import advice, habits_of_weights, likely_weights
@@ -28,7 +29,7 @@ from aha.models.hooks import autograd, evaluating, has_backward_hooks, lock_of, 
 from aha.models.kept import KeptPass
 from aha.models.memory import Chunks, is_out_of_memory
 from aha.models.outputs import OutputReader, read_outputs
-from aha.models.precision import HALF, Precision, check_precision
+from aha.models.precision import HALF, check_precision
 from aha.models.preprocessing import Preprocessing
 from aha.models.randomness import own_numbers_of
 from aha.models.scores import Score

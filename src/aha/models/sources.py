@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aha.core import model_names
 from aha.core.model_names import DEMO, unknown_model
 from aha.core.registry import Registry, nearest_names
 from aha.errors import AhaError, AhaWarning, MissingExtra, ModelError, SpecError, WeightsError, warn
@@ -74,12 +75,7 @@ SOURCES: Registry[Source] = Registry("model source")
 
 def split_spec(spec: str) -> tuple[Source, str]:
     """The source and the name of a model's text, `SOURCE:NAME`."""
-    source, colon, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
-    if not colon or not name:
-        raise SpecError(
-            f"cannot read model {spec!r}; write SOURCE:NAME, such as timm:resnet50; sources are {', '.join(SOURCES)}"
-        )
-    return SOURCES[source], name
+    return model_names.split_spec(spec, SOURCES)
 
 
 def imagenet_synsets() -> list[str]:

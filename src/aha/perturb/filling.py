@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aha.core.seeds import generator_of
-from aha.errors import MissingExtra, SpecError
+from aha.core.validation import NonNegativeFloat, PositiveInt
+from aha.errors import MissingExtra
 from aha.models import TargetModel
 from aha.perturb.imputation import imputed
 from aha.perturb.references import Reference, own_mean, reference
@@ -65,13 +66,8 @@ class Imputed(Filling):
         seed: of the noise, which is the same for every image of one size.
     """
 
-    noise: float = 0.01
+    noise: NonNegativeFloat = 0.01
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.noise < 0:
-            raise SpecError(f"imputed: noise is a standard deviation, not {self.noise}")
 
     def between(self, pixels: Tensor, keep: Tensor) -> Tensor:
         """By one linear system for each picture."""
@@ -93,12 +89,7 @@ class Inpainted(Filling):
             224 pixels, 1 several seconds.
     """
 
-    shrink: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shrink < 1:
-            raise SpecError(f"inpainted: shrink must be at least 1, not {self.shrink}")
+    shrink: PositiveInt = 4
 
     def between(self, pixels: Tensor, keep: Tensor) -> Tensor:
         """One picture after the other."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from aha.core.registry import Registry
 from aha.core.spec import Spec
+from aha.core.validation import NonNegativeFloat, PositiveFloat, PositiveInt
 from aha.errors import MissingExtra, SpecError
 from aha.models import TargetModel
 
@@ -59,12 +60,7 @@ def partition(name: str) -> Callable[[P], P]:
 class Patches(Partition):
     """`grid` x `grid` cells of equal size, up to a pixel where the sides cannot be divided evenly."""
 
-    grid: int = 14
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.grid < 1:
-            raise SpecError(f"patches: grid must be at least 1, not {self.grid}")
+    grid: PositiveInt = 14
 
     def __call__(self, model: TargetModel, image: Tensor) -> Tensor:
         """Cells numbered row by row."""
@@ -84,14 +80,9 @@ class Patches(Partition):
 class Slic(Partition):
     """About `n` superpixels of similar colour (Achanta et al., 2012), by scikit-image."""
 
-    n: int = 50
-    compactness: float = 10.0
-    sigma: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n < 1 or self.compactness <= 0 or self.sigma < 0:
-            raise SpecError("slic: n must be at least 1, compactness positive and sigma not negative")
+    n: PositiveInt = 50
+    compactness: PositiveFloat = 10.0
+    sigma: NonNegativeFloat = 1.0
 
     def count(self, size: tuple[int, int]) -> int:
         """As many as are asked for, of one pixel at least."""

@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from aha.core.seeds import generator_of
+from aha.core.validation import Range
 from aha.errors import SpecError
 from aha.models import TargetModel
 from aha.perturb.references import Reference, picture_pixels, reference
 
+Grid = Annotated[int, Range(2)] | None
 _MOST_FILES = 16  # enough to draw patches from, and read within a fraction of a second
 
 
@@ -34,12 +36,8 @@ class Shuffled(Reference):
 
     is_pixels: ClassVar[bool] = False
 
-    grid: int | None = 14
+    grid: Grid = 14
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_grid(self.name, self.grid)
 
     def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
         """The patches of each picture, moved."""
@@ -63,12 +61,8 @@ class Neighbours(Reference):
     """
 
     files: tuple[str, ...] = ()
-    grid: int | None = 7
+    grid: Grid = 7
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_grid(self.name, self.grid)
 
     def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
         """Each image's patches of other pictures."""
@@ -135,11 +129,6 @@ def _moved(size: tuple[int, int], grid: int | None, seed: int) -> tuple[Tensor, 
     rows = starts[0][origins[0]] + (torch.arange(size[0]) - starts[0][own[0]])[:, None]
     columns = starts[1][origins[1]] + (torch.arange(size[1]) - starts[1][own[1]])[None, :]
     return rows.clamp(max=size[0] - 1), columns.clamp(max=size[1] - 1), cells
-
-
-def _check_grid(name: str, grid: int | None) -> None:
-    if grid is not None and grid < 2:
-        raise SpecError(f"{name}: grid must be at least 2, or None for single pixels, not {grid}")
 
 
 __all__ = ["Neighbours", "Shuffled"]

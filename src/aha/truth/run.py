@@ -22,7 +22,6 @@ from aha.errors import ModelError, SpecError
 from aha.truth.prepared import Prepared, prepare
 from aha.truth.sets import PREFIX, trials_of
 from aha.truth.shortcuts import IGNORES, RELIES
-from aha.truth.statistics import area_under_roc
 
 RESULTS = "truth.csv"
 PROTOCOL, IMAGES = "truth", 48
@@ -153,6 +152,17 @@ def detection(alone: Sequence[Line], of_maps: Sequence[Line], metric: str = "mas
         if area is not None:
             found.append(Line(mark, method, "shortcut_auroc", area, None, len(values)))
     return found
+
+
+def area_under_roc(is_positive: Sequence[bool], values: Sequence[float]) -> float | None:
+    """How often a positive has the larger value, ties counted half; None where one kind is missing."""
+    from scipy.stats import mannwhitneyu
+
+    yes = [value for value, there in zip(values, is_positive, strict=True) if there]
+    no = [value for value, there in zip(values, is_positive, strict=True) if not there]
+    if not yes or not no:
+        return None
+    return float(mannwhitneyu(yes, no).statistic) / (len(yes) * len(no))
 
 
 def as_text(lines: Sequence[Line], refused: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from aha.core.checks import JSON, Range, checked
+from aha.core.validation import JSON, Range, checked
 from aha.errors import AhaError, SpecError
 from aha.web.reading import Asker
 

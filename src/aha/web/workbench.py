@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from aha.core.disk import result_key
+from aha.core.interrupts import ended_by
+from aha.core.progress import heard_by
 from aha.core.registry import nearest_names
 from aha.data.batches import Batch
 from aha.errors import UnknownName
 from aha.methods import Method
 from aha.metrics import Sample
-from aha.web.costs import Costs
+from aha.models import TargetModel
 from aha.web.jobs import Job, Jobs
 from aha.web.payloads import ContrastResult, MapResult, State
 from aha.web.pictures import Pictures
 from aha.web.served import Served
 from aha.web.store import Store
-from aha.web.watching import watched
 
 MOST_CLASSES = 8
 # Places in the queue: what is waited for with the eyes on it, maps (cheap ones first, all below 2), curves.
 QUICK, MAPS, COARSE_CURVES, FINE_CURVES = 0, 1, 2, 3
 _FORMAT = 2  # of results: those of another format are never found, and so made anew
+
+
+@contextmanager
+def watched(job: Job, model: TargetModel) -> Iterator[None]:
+    """The job hears of the model's progress and its passes, and may end the work before each of them."""
+    before = model.passes.total()
+    job.count_images = lambda: model.passes.total() - before
+    with ended_by(lambda _images, _counts: job.checkpoint()), heard_by(job.report):
+        yield
+
+
+class Costs:
+    """Costs of maps in images through the model: as seen before, else what the method's parameters allow."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+
+    def learn(self, served: Served, method: Method, images: int) -> None:
+        """Takes note of what a map has cost."""
+        with self._lock:
+            self._seen[served.name, method.in_full()] = images
+
+    def of(self, served: Served, method: Method) -> int:
+        """What a map will cost."""
+        with self._lock:
+            known = self._seen.get((served.name, method.in_full()))
+        return method.cost(served.model, served.model.stated_preprocessing().size).passes if known is None else known
 
 
 class Workbench:

@@ -1,4 +1,4 @@
-"""Dataclasses from JSON: what fits becomes one, everything else one line."""
+"""One check of settings: what fits comes out as its field has it, the rest is one line of one form."""
 
 from __future__ import annotations
 
@@ -7,20 +7,95 @@ import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
-from aha.core.strict import LONGEST_LIST, LONGEST_TEXT, Range, from_json, read_json
+from aha.core.validation import (
+    JSON,
+    LONGEST_LIST,
+    LONGEST_TEXT,
+    Fraction,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    checked,
+    from_json,
+    read_json,
+)
 from aha.errors import SpecError
 from aha.learned.decoder import DecoderConfig
 from aha.learned.explainer import ExplainerConfig
 
 
+@pytest.mark.parametrize(
+    ("value", "wanted", "result"),
+    [
+        (3, float, 3.0),
+        ([1, 2.5], tuple[float, ...], (1.0, 2.5)),
+        ((1, 2), list[int], [1, 2]),
+        (None, int | None, None),
+        ("a", Literal["a", "b"], "a"),
+        (10**400, int, 10**400),
+    ],
+)
+def test_what_fits_has_the_type_of_its_field(value: Any, wanted: Any, result: Any) -> None:
+    found = checked(value, wanted, "it")
+    assert found == result and type(found) is type(result)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "numbers", "line"),
+    [
+        (True, int, Range(), "it must be a whole number, not true"),
+        (1, bool, Range(), "it must be true or false, not 1"),
+        (float("inf"), float, Range(), "it must be a number, not Infinity"),
+        (10**400, float, Range(), "it must be a number, not 1000"),
+        (0, int, Range(1), "it must be a whole number of at least 1, not 0"),
+        (1.5, float, Range(0, 1), "it must be a number from 0 to 1, not 1.5"),
+        (2, float, Range(high=0.5), "it must be a number of at most 0.5, not 2"),
+        ([1, 0], tuple[int, ...], Range(1, 9), "it must be a list of whole numbers from 1 to 9, not [1, 0]"),
+        ([1], tuple[int, int], Range(), "it must be a list of 2 whole numbers, not [1]"),
+        (["a", 1], tuple[str, ...], Range(), 'it must be a list of texts, not ["a", 1]'),
+        ("c", Literal["a", "b"] | None, Range(), "it must be one of a, b or null, not c"),
+        ([], dict, Range(), "it must be an object, not []"),
+        ("x" * 99, int, Range(), "it must be a whole number, not " + "x" * 37 + "..."),
+    ],
+)
+def test_what_does_not_fit_is_one_line(value: Any, wanted: Any, numbers: Range, line: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        checked(value, wanted, "it", numbers, JSON)
+    assert str(caught.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "line"),
+    [
+        (0, PositiveInt, "it must be a whole number of at least 1, not 0"),
+        (0.0, PositiveFloat, "it must be a number above 0, not 0.0"),
+        (1.0, Fraction, "it must be a number above 0 and below 1, not 1.0"),
+        (0, Annotated[float, Range(0, 1, above=True)], "it must be a number above 0 and of at most 1, not 0"),
+        ([1, 0], tuple[PositiveInt, ...], "it must be a list of whole numbers of at least 1, not [1, 0]"),
+        (0, PositiveInt | None, "it must be a whole number of at least 1 or null, not 0"),
+        ("x", PositiveInt | Literal["all"], "it must be a whole number of at least 1 or all, not x"),
+    ],
+)
+def test_a_range_in_an_annotation_is_kept(value: Any, wanted: Any, line: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        checked(value, wanted, "it", notation=JSON)
+    assert str(caught.value) == line
+
+
+def test_numbers_in_the_range_of_an_annotation_pass() -> None:
+    assert checked(0.5, Fraction, "it") == 0.5
+    assert checked(1, Annotated[float, Range(0, 1, above=True)], "it") == 1.0
+    assert checked([2, 1], tuple[PositiveInt, ...], "it") == (2, 1)
+
+
 @dataclass(frozen=True)
 class Inner:
-    sizes: tuple[int, ...]
-    share: float = 0.5
+    sizes: tuple[Annotated[int, Range(1, 100)], ...]
+    share: Annotated[float, Range(0, 1)] = 0.5
 
     def __post_init__(self) -> None:
         if not self.sizes:
@@ -34,16 +109,15 @@ class Outer:
     kind: Literal["a", "b"] = "a"
     pair: tuple[int, float] = (1, 2.0)
     flag: bool = False
-    maybe: int | None = None
+    maybe: Annotated[int, Range(0, 9)] | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
 
 
 GOOD = {"name": "x", "inner": {"sizes": [1, 2], "share": 1}, "kind": "b", "pair": [3, 4], "flag": True, "maybe": None}
-LIMITS = {"inner.sizes": Range(1, 100), "inner.share": Range(0, 1), "maybe": Range(0, 9)}
 
 
 def test_what_fits_is_taken() -> None:
-    made = from_json(Outer, GOOD, LIMITS)
+    made = from_json(Outer, GOOD)
     assert made == Outer("x", Inner((1, 2), 1.0), "b", (3, 4.0), True)
     assert isinstance(made.inner.share, float) and isinstance(made.pair[1], float)
 
@@ -76,9 +150,9 @@ def test_what_fits_is_taken() -> None:
         ({"record": [1]}, "record must be an object"),
     ],
 )
-def test_what_does_not_fit_is_one_line(changes: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_in_json_is_one_line(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError) as caught:
-        from_json(Outer, {**GOOD, **changes}, LIMITS)
+        from_json(Outer, {**GOOD, **changes})
     text = str(caught.value)
     assert said in text
     assert "\n" not in text and len(text) < 200

@@ -1,6 +1,6 @@
 """What the papers printed tables of: models, methods and metrics by their printed names, and each table's protocol.
 
-`aha.bench.papers` makes plans of them; the numbers are in `printed.json`.
+The package makes plans of them; the numbers are in `printed.json`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Published tables as plans, and their printed numbers beside ours.
+"""Published tables as plans, and their printed numbers next to ours.
 
 `paper:aha-table1` and the like name the closest public weights, the protocol as far as the paper states it, and the
 methods as this package knows them; those that it lacks, or that do not fit a model, are left out and named in the
@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from aha.bench.papers.tables import BASELINES, COLUMNS, MODELS, PAPERS, PaperTable
 from aha.bench.plan import Plan, make_plans
-from aha.bench.published import BASELINES, COLUMNS, MODELS, PAPERS, PaperTable
 from aha.bench.runs import Group
 from aha.core.registry import nearest_names
 from aha.errors import SpecError
