@@ -330,7 +330,7 @@ class _BatchWork:
         captures = self.method.reads(self.model, self.inputs.shape[1:])
 
         def work(part: slice) -> _PartResult:
-            with self.model.keeping(self.inputs[part], captures) as outputs:
+            with self.model.caching(self.inputs[part], captures) as outputs:
                 return self.run(outputs, part)
 
         each = most_classes(self.target)
@@ -341,7 +341,7 @@ class _BatchWork:
 
     def run_knowing(self, outputs: Tensor) -> _PartResult:
         """All maps, where the outputs (B, K) of the images are known already."""
-        with self.model.keeping(self.inputs, outputs=outputs) as outputs:
+        with self.model.caching(self.inputs, outputs=outputs) as outputs:
             return self.run(outputs)
 
     def run(self, outputs: Tensor, part: slice = slice(None)) -> _PartResult:

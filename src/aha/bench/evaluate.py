@@ -336,7 +336,7 @@ def clean_pass(
             with suppress(AhaError):  # the method will say so itself
                 if method.reads(model, inputs.shape[1:]) != NOTHING:
                     reading.append(method)
-    with model.keeping(inputs, read_by(reading, model, inputs.shape[1:])):
+    with model.caching(inputs, read_by(reading, model, inputs.shape[1:])):
         yield reading
 
 
@@ -390,7 +390,7 @@ class MethodSource:
 
     def make(self, batch: Batch, outputs: Tensor, chosen: list[list[int]]) -> Made:
         """The maps of a batch for the classes of each image, measured."""
-        before, spared_before = self.model.passes.copy(), self.model.spared.copy()
+        before, hits_before = self.model.passes.copy(), self.model.cache_hits.copy()
         start = time.perf_counter()
         peak = PeakMemory(self.model.device)
         # The classes are resolved already, in the order of the batch.
@@ -398,10 +398,10 @@ class MethodSource:
         with peak:
             found = explain(self.model, plain, self.method, chosen, seed=self.seed)
         count = len(found)
-        asked, spared = self.model.passes - before, self.model.spared - spared_before
+        asked, cache_hits = self.model.passes - before, self.model.cache_hits - hits_before
         # A pass that was kept from elsewhere counts as if the method had been alone.
-        seconds = (time.perf_counter() - start + spared["nanoseconds"] / 1e9) / count
-        forward, backward = ((asked[kind] + spared[kind]) / count for kind in ("forward", "backward"))
+        seconds = (time.perf_counter() - start + cache_hits["nanoseconds"] / 1e9) / count
+        forward, backward = ((asked[kind] + cache_hits[kind]) / count for kind in ("forward", "backward"))
         maps = torch.split(found.maps, [len(classes) for classes in chosen])
         return Made(maps, seconds, forward, backward, None if peak.bytes is None else peak.bytes / count)
 

@@ -164,9 +164,9 @@ def in_one_pass(model: TargetModel, images: Tensor, methods: Sequence[Method]) -
     reading = [chosen for chosen in methods if chosen.reads(model, images.shape[1:]) != NOTHING]
     if not methods:
         return
-    with model.keeping(images, read_by(reading, model, images.shape[1:])) as outputs:
+    with model.caching(images, read_by(reading, model, images.shape[1:])) as outputs:
         yield from reading
-    with model.keeping(images, outputs=outputs):
+    with model.caching(images, outputs=outputs):
         yield from (chosen for chosen in methods if chosen not in reading)
 
 

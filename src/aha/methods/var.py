@@ -85,7 +85,7 @@ class Var(Method):
     def distributions(self, model: TargetModel, images: Tensor, classes: Tensor) -> list[Distribution]:
         """The competition for each image's class: B distributions, from one forward pass where the method allows."""
         first, where = distinct_rows(images)  # an image may be there for several classes
-        with model.sharing():
+        with model.caching():
             rivals = self._rivals(model, images, classes)
             wanted = dict.fromkeys((i, c) for i, row in zip(where.tolist(), rivals, strict=True) for c in row)
             maps = self._base_maps(model, images[first], sorted(wanted))
