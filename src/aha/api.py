@@ -26,7 +26,6 @@ from aha.learned.explainer import Explainer
 from aha.methods import Method, check_fit, default_method, load_method
 from aha.methods.aha import AHA
 from aha.methods.machinery.distribution import Distribution
-from aha.methods.var import Var
 from aha.metrics import Sample
 from aha.models import AnyModel, TargetModel, load_model, loads_its_model
 from aha.models.memory import Chunks
@@ -377,13 +376,9 @@ def _compute(
 
         def work(places: slice, chosen: Method = chosen, own: list[int] = own) -> None:
             rows = own[places]
-            if isinstance(chosen, Var):
-                found = chosen.distributions(model, _taken(images, rows), classes[rows])
-                distributions.update(zip(rows, found, strict=True))
-                results = torch.stack([distribution.discriminative() for distribution in found])
-            else:
-                results = chosen(model, _taken(images, rows), classes[rows]).detach()
-            maps.update(zip(rows, results, strict=True))
+            results, found = chosen.with_distributions(model, _taken(images, rows), classes[rows])
+            maps.update(zip(rows, results.detach(), strict=True))
+            distributions.update(zip(rows, found, strict=bool(found)))
 
         chunks.run(work, len(own))
     order = range(len(methods))

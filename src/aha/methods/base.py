@@ -24,6 +24,7 @@ from aha.core.spec import Spec, parse
 from aha.errors import AhaError, AhaWarning, CapabilityError, SpecError, warn
 from aha.learned.quality import Quality
 from aha.methods.cost import Cost
+from aha.methods.machinery.distribution import Distribution
 from aha.models import NOTHING, Captures, TargetModel, Trace
 from aha.perturb.partitions import PARTITIONS, Partition
 from aha.perturb.references import REFERENCES, Reference, check_reference
@@ -74,6 +75,12 @@ class Method(Spec):
     @abstractmethod
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         """Maps (B, h, w) of how much each place speaks for each image's class."""
+
+    def with_distributions(
+        self, model: TargetModel, images: Tensor, classes: Tensor
+    ) -> tuple[Tensor, list[Distribution]]:
+        """The maps and, of a method that lets classes compete, the distribution over them that each comes from."""
+        return self(model, images, classes), []
 
     @property
     def needs(self) -> frozenset[str]:

@@ -33,6 +33,10 @@ class Bidirectional(Method):
     - "token": the mean over heads, its columns weighted by `|V_j W_O| / |X_j|`, the length of what a token hands
       on over its own.
 
+    Reads: the attention of every block and its gradients; the form "token", tokens too.
+    Cost: `steps` + 1 forward and backward passes.
+    Example: `bidirectional(form='token')`.
+
     Attributes:
         form: see above.
         start_layer: first block used. None is the published choice for twelve blocks, scaled to the model's depth:

@@ -28,6 +28,10 @@ class InFlow(Method):
     attention adds to them; e and f those of the sum and of what the MLP adds; `r = (f / e) / sum(f / e)`. `A` is the
     largest over heads of attention weighted by the head's importance, times the positive gradient of the layer's score.
 
+    Reads: attention and its gradients, and the tokens at both residual connections of every block.
+    Cost: one forward and two backward passes.
+    Example: `inflow(mlp=False)`.
+
     Attributes:
         gradient: steer by the gradient of each layer's score: the model's head on the mean over all tokens, each after
             the model's last norm (`legrad` takes the norm of the mean).
