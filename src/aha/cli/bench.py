@@ -141,8 +141,8 @@ def bench(
         from aha.bench.papers import PREFIX, paper_plans
         from aha.bench.plan import make_plans, read_plans
         from aha.bench.runner import BenchRun
+        from aha.core.launch import launched_share
         from aha.errors import SpecError
-        from aha.learned.distributed import launched_share
 
         is_paper = plan is not None and plan.startswith(PREFIX)
         given: dict[str, Any] = {

@@ -97,7 +97,7 @@ def train(
             raise SpecError("--remember is for the explainer of one model; name that of several: aha('OUT/explainer')")
 
         from aha.core.disk import check_writable
-        from aha.learned.distributed import launched_device
+        from aha.core.launch import launched_device
         from aha.learned.settings import load_settings
         from aha.learned.training import BEST, METRICS, default_preset
         from aha.learned.training import train as run
