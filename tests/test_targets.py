@@ -21,8 +21,7 @@ from aha.errors import AhaError, CapabilityError, ModelError, OutputError, Targe
 from aha.files import FileRun, find_pictures
 from aha.methods import load_method
 from aha.models.preprocessing import Geometry
-from aha.targets import Shown, read_target
-from aha.targets.base import OBJECTIVES
+from aha.targets.base import OBJECTIVES, Shown, read_target
 from aha.targets.dense import dense_scores
 from aha.targets.detections import overlap
 from fakes import CLASSES, SIZE, TinyCNN, changes, randomised, snapshot, surroundings, tiny_vit
