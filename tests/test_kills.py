@@ -158,7 +158,7 @@ def commands(data: Path, times: int) -> dict[str, Command]:
                 *SMALL,
                 *judged,
                 "--no-report",
-                "--maps",
+                "--keep-maps",
                 "float16",
                 "--out",
                 str(out),

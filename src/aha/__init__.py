@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aha.perturb.references import load_reference
     from aha.results.cards import Card
     from aha.results.explanation import Explanation
-    from aha.results.explanations import Explanations
+    from aha.results.explanations import Explanations, shared_scale
     from aha.results.score_table import Scores
 
 __version__ = "0.1.0"
@@ -58,6 +58,7 @@ __all__ = [
     "load_settings",
     "method",
     "recommend",
+    "shared_scale",
     "targets",
     "train",
 ]
@@ -87,6 +88,7 @@ _HOMES = {
     "load_settings": "aha.learned.settings",
     "method": "aha.methods",
     "recommend": "aha.bench.recommend",
+    "shared_scale": "aha.results.explanations",
     "train": "aha.learned.training",
 }
 

@@ -52,7 +52,7 @@ def test_it_equals_evaluate(plan: Plan, data: Path, tmp_path: Path) -> None:
             [image.path for image in images],
             list(plan.methods),
             list(plan.metrics),
-            targets=word,
+            target=word,
             labels=[image.label for image in images],
             masks=[read_mask(image.mask) for image in images],
         )

@@ -75,7 +75,7 @@ def test_maps_equal_those_of_the_library(tmp_path: Path) -> None:
         run("explain", file, *MODEL, *options, "--method", "random_map", "--target", "7", "--out", out).exit_code == 0
     )
     (item,) = items(out)
-    model = aha.load_model("timm:test_resnet", pretrained=False, img_size=64, fit="squash", score="logit")
+    model = aha.load_model("timm:test_resnet", pretrained=False, input_size=64, fit="squash", score="logit")
     expected = aha.explain(model, file, "random_map", target=7, seed=3)
     assert item["target"] == 7
     assert item["score"] == pytest.approx(float(expected.scores[0]), rel=1e-4)

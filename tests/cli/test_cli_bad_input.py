@@ -215,7 +215,7 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     for name in ("pipe.png", "pipe.csv", "pipe.tar", "maps/a.npy"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         os.mkfifo(tmp_path / name)
-    model = load_model("timm:test_resnet", pretrained=False, img_size=64, device="cpu")
+    model = load_model("timm:test_resnet", pretrained=False, input_size=64, device="cpu")
     with pytest.raises(ImageError, match="pipe or a device"):
         aha.explain(model, tmp_path / "pipe.png", "center_map")
     for text in ("pipe.png", "csv:pipe.csv", "shards:pipe.tar"):

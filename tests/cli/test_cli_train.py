@@ -57,7 +57,7 @@ def test_an_explainer_is_remembered_on_request_alone(tmp_path: Path) -> None:
     assert json.loads(train(tmp_path, "--json").stdout)["remembered"] is False
     assert run(*explain, tmp_path / "a").exit_code == 0
     assert drawn_by(tmp_path / "a") == "universal"
-    model = aha.load_model("timm:test_resnet", pretrained=False, img_size=64, device="cpu")
+    model = aha.load_model("timm:test_resnet", pretrained=False, input_size=64, device="cpu")
     settings = load_settings("smoke", ["steps=2", "width=16", "perturbations=2"])
     aha.train(model, tmp_path / "data", tmp_path / "quick", settings=settings)
     assert explainer_folder(model) is None

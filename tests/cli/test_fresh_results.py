@@ -29,7 +29,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def model() -> TargetModel:
-    return load_model("timm:test_resnet", pretrained=False, img_size=64, device="cpu")
+    return load_model("timm:test_resnet", pretrained=False, input_size=64, device="cpu")
 
 
 def train(model: TargetModel, seed: int) -> None:

@@ -37,7 +37,7 @@ from aha.cli.outlook import expected_seconds_of_run
 from aha.cli.reporting import INTERRUPTED, answer, bench_bar, fail, print_json, reported, say_error
 from aha.cli.texts import check_paths, check_place, check_texts, complete_method, complete_metric
 from aha.core.progress_line import duration
-from aha.errors import OutputError
+from aha.errors import OutputError, deprecated
 
 TRUTH = "truth:"
 """Before the name of a generated set."""
@@ -87,10 +87,11 @@ def bench(
     keep: Annotated[
         str | None, typer.Option("--filter", help="Image filter: none, or mda (the rule of MDA's code).")
     ] = None,
-    maps: Annotated[
+    keep_maps: Annotated[
         str | None,
         typer.Option(help="Maps to keep for the report: few, none, or all as float16 or float32.", show_default="few"),
     ] = None,
+    maps: Annotated[str | None, typer.Option(hidden=True)] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=MAX_SEED, help="Random seed.", show_default="0")] = None,
     no_pretrained: NoPretrained = False,
     img_size: ImageSize = None,
@@ -137,6 +138,8 @@ def bench(
             models=model or [], methods=method or [], metrics=metrics or [], scores=[] if score is None else [score]
         )
         check_place(on)
+        if maps is not None:
+            deprecated("aha bench --maps", since="0.2", use="--keep-maps")
         check_paths(str(place) for place in (data, imagenet) if place is not None)
         from aha.bench.papers import PREFIX, paper_plans
         from aha.bench.plan import make_plans, read_plans
@@ -155,7 +158,7 @@ def bench(
             "targets": target,
             "limit": limit,
             "filter": keep,
-            "maps": maps,
+            "maps": keep_maps or maps,
             "seed": seed,
             "img_size": img_size,
             "mean": numbers(mean, "--mean"),

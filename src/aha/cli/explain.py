@@ -129,7 +129,7 @@ def explain(
         options: dict[str, Any] = {
             "weights": weights,
             "pretrained": not no_pretrained,
-            "img_size": img_size,
+            "input_size": img_size,
             "fit": fit,  # checked where it is used, like the precision and the engine
             **({"score": score} if score else {}),  # else the model's own
             "device": device,

@@ -89,7 +89,7 @@ def recommend(
             weights=weights,
             pretrained=not no_pretrained,
             texts=text or None,
-            img_size=img_size,
+            input_size=img_size,
             mean=numbers(mean, "--mean"),
             std=numbers(std, "--std"),
             fit=cast("Any", fit),  # checked where it is used
@@ -115,7 +115,7 @@ def recommend(
                 weights=None if weights is None else str(weights),
                 pretrained=False if no_pretrained else None,
                 texts=text,
-                img_size=img_size,
+                input_size=img_size,
                 mean=numbers(mean, "--mean"),
                 std=numbers(std, "--std"),
                 fit=fit,

@@ -114,7 +114,7 @@ def train(
                 weights=file,
                 pretrained=not no_pretrained,
                 texts=text or None,
-                img_size=img_size,
+                input_size=img_size,
                 mean=numbers(mean, "--mean"),
                 std=numbers(std, "--std"),
                 score=score,
