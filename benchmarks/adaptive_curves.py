@@ -175,7 +175,7 @@ def check(model: TargetModel, images: Path, rows: Sequence[Row], chosen: Sequenc
         found = aha.explain(model, inputs, own[0]["method"])
         targets = [[int(found.targets[0])]]
         before = model.passes["forward"]
-        scores = aha.evaluate(model, inputs, found.maps, metrics, targets=targets)
+        scores = aha.evaluate(model, inputs, found.maps, metrics, target=targets)
         shown = model.passes["forward"] - before
         expected, asked = replayed(model, own, chosen)
         worst = max(abs(row.value - expected[row.metric, row.reference]) for row in scores.rows)

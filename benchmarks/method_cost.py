@@ -46,7 +46,7 @@ def main(file: Path) -> None:
     warnings.simplefilter("ignore")  # flat maps of random networks
     networks = [
         aha.load_model(small_network(), input_size=224, mean=[0.5] * 3, std=[0.5] * 3),
-        aha.load_model("timm:test_vit", pretrained=False, img_size=224),
+        aha.load_model("timm:test_vit", pretrained=False, input_size=224),
     ]
     demo = aha.load_model("demo:efficientnet_lite0")
     picture = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)

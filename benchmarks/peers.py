@@ -119,7 +119,7 @@ def our_deletion(model: TargetModel, maps: Tensor, steps: int | str, inputs: Ten
     """Deletion curves (B, S) without their first point, which Quantus leaves out."""
     metric = f"deletion(steps={steps!r}, references=(zeros_normalised,), ties='raster')"
     target = "top1" if classes is None else [[int(c)] for c in classes]
-    scores = aha.evaluate(model, inputs, maps, metric, targets=target)
+    scores = aha.evaluate(model, inputs, maps, metric, target=target)
     grid = np.arange(1, FLIPS + 1) / FLIPS
     curves = [np.interp(grid, row.fractions, row.scores) for row in scores.curve_rows]
     return torch.tensor(np.array(curves))

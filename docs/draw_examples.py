@@ -39,10 +39,10 @@ def main() -> None:
     axes[0].set_title("a piece of grass, with a sticker", fontsize=10)
     for axis, (title, share) in zip(axes[1:], NETWORKS.items(), strict=True):
         options = {"input_size": shortcut.SIZE, "mean": [0.5] * 3, "std": [0.5] * 3, "class_names": ["grass", "gravel"]}
-        found = aha.explain(aha.load_model(shortcut.trained(share), **options), chosen, method, target="grass")
-        axis.imshow(found.overlay(opacity=0.75, signed=False, caption=False))
+        explanation = aha.explain(aha.load_model(shortcut.trained(share), **options), chosen, method, target="grass")
+        axis.imshow(explanation.overlay(opacity=0.75, signed=False, caption=False))
         axis.set_title(f"trained where {title}", fontsize=10)
-        axis.set_xlabel(f"{shortcut.on_sticker(found.maps, masks[:16]):.0%} of the top pixels are on the sticker")
+        axis.set_xlabel(f"{shortcut.on_sticker(explanation.maps, masks[:16]):.0%} of the top pixels are on the sticker")
     for axis in axes:
         axis.set_xticks([])
         axis.set_yticks([])

@@ -137,7 +137,7 @@ def _kept(place: Path) -> tuple[Found, Image.Image] | None:
 
 def _counted(model: TargetModel) -> Counter[str]:
     """Images through the model so far, also those that the choice of the class has spared the method."""
-    return model.passes + model.spared
+    return model.passes + model.cache_hits
 
 
 def _measured(model: TargetModel, batch: Batch, text: str, protocol: InsDel, place: Path) -> tuple[Found, Image.Image]:

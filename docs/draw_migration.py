@@ -21,15 +21,15 @@ OUT = Path(__file__).parent / "images" / "migration.jpg"
 def main() -> None:
     """Explains twice, and draws what one holds afterwards."""
     model = aha.load_model(MODEL)
-    found = aha.explain(model, photographs(["coffee.png"]), "grad_cam")
-    inputs = model.stated_preprocessing()(found.subjects[0].image)[0][None]
+    explanation = aha.explain(model, photographs(["coffee.png"]), "grad_cam")
+    inputs = model.stated_preprocessing()(explanation.subjects[0].image)[0][None]
     # What captum has to be told is the layer; it gets the one that is found here.
     layer = model.module.get_submodule(model.structure().stages[-1].name)
-    theirs = LayerGradCam(model.module, layer).attribute(inputs, target=found.targets, relu_attributions=True)
+    theirs = LayerGradCam(model.module, layer).attribute(inputs, target=explanation.targets, relu_attributions=True)
     panels = (
         (theirs[0, 0].detach(), f"captum: {tuple(theirs.shape)}, a layer's grid"),
-        (found.maps[0], f"aha: {tuple(found.maps.shape)}, the input's size"),
-        (found.overlay(), "aha: .overlay(), the original picture"),
+        (explanation.maps[0], f"aha: {tuple(explanation.maps.shape)}, the input's size"),
+        (explanation.overlay(), "aha: .overlay(), the original picture"),
     )
     figure, axes = plt.subplots(1, len(panels), figsize=(9.6, 3.2), layout="constrained")
     for axis, (picture, title) in zip(axes, panels, strict=True):

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import aha
+from aha import Method, method
 from aha.demo import photographs
-from aha.methods import Method, method
 
 
 @method("gradient_energy", family="gradient", needs={"gradients"}, citation="this example")

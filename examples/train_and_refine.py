@@ -12,7 +12,6 @@ from shutil import copy2
 
 import aha
 from aha.demo import photographs
-from aha.learned.settings import load_settings
 
 
 def main(out: Path, changes: list[str]) -> None:
@@ -22,7 +21,7 @@ def main(out: Path, changes: list[str]) -> None:
         copy2(path, images)
 
     model = aha.load_model("demo:efficientnet_lite0", batch_size=4)
-    settings = load_settings("smoke", changes)
+    settings = aha.load_settings("smoke", changes)
     aha.train(model, images, out / "run", settings=settings, on_step=lambda step: print(f"loss {step['loss']:.3f}"))
 
     # The explainer is a folder of safetensors and JSON; its path is part of the method's text.

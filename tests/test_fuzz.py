@@ -125,7 +125,7 @@ def test_json_files(tmp_path: Path, content: bytes) -> None:
 @given(
     st.dictionaries(
         st.sampled_from(
-            ["model", "data", "methods", "metrics", "weights", "seed", "limit", "targets", "img_size", "x"]
+            ["model", "data", "methods", "metrics", "weights", "seed", "limit", "targets", "input_size", "x"]
         ),
         json_values,
         max_size=6,

@@ -29,7 +29,7 @@ from command_line import MODEL, items, pictures, run
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="needs Linux")
 
 _PATIENCE = 300  # seconds; a busy machine is slow, not wrong
-SMALL = (*MODEL, "--img-size", "32", "--device", "cpu")
+SMALL = (*MODEL, "--input-size", "32", "--device", "cpu")
 METRIC = "ins_del(steps=3, references=(black,))"
 FORKS = """
 import json, os, sys
@@ -142,7 +142,7 @@ def commands(data: Path, times: int) -> dict[str, Command]:
         started = (out / "state.pt").exists()
         if not started:
             shutil.rmtree(out, ignore_errors=True)  # killed before its first save, as the command says
-        common = ["train", "--data", str(data), "--out", str(out), *MODEL, "--img-size", "64", "--preset", "smoke"]
+        common = ["train", "--data", str(data), "--out", str(out), *MODEL, "--input-size", "64", "--preset", "smoke"]
         return [*common, *(["--resume"] if started else []), *settings]
 
     return {
@@ -158,7 +158,7 @@ def commands(data: Path, times: int) -> dict[str, Command]:
                 *SMALL,
                 *judged,
                 "--no-report",
-                "--maps",
+                "--keep-maps",
                 "float16",
                 "--out",
                 str(out),

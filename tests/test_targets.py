@@ -21,8 +21,7 @@ from aha.errors import AhaError, CapabilityError, ModelError, OutputError, Targe
 from aha.files import FileRun, find_pictures
 from aha.methods import load_method
 from aha.models.preprocessing import Geometry
-from aha.targets import Shown, read_target
-from aha.targets.base import OBJECTIVES
+from aha.targets.base import OBJECTIVES, Shown, read_target
 from aha.targets.dense import dense_scores
 from aha.targets.detections import overlap
 from fakes import CLASSES, SIZE, TinyCNN, changes, randomised, snapshot, surroundings, tiny_vit
@@ -261,13 +260,13 @@ def test_metrics_and_cards_watch_the_number(cnn: aha.TargetModel, dense: aha.Tar
         scores = aha.evaluate(model, images, {"mine": found}, ["deletion(steps=4)"], progress=False)
         curve = scores.curves()[0].scores
         assert curve[0] == pytest.approx(float(found.scores[0]), abs=1e-4) and len(scores.curves()) >= 2
-        again = aha.evaluate(model, images, "gradient", ["deletion(steps=4)"], targets=target, progress=False)
+        again = aha.evaluate(model, images, "gradient", ["deletion(steps=4)"], target=target, progress=False)
         assert again.values("gradient", "deletion") == pytest.approx(scores.values("mine", "deletion"), abs=1e-4)
 
 
 def test_a_box_is_where_localisation_looks(detector: aha.TargetModel, images: Tensor) -> None:
     scores = aha.evaluate(
-        detector, images, "gradient", "pointing_game", targets="box(0, 0, 16, 32, cls=1)", progress=False
+        detector, images, "gradient", "pointing_game", target="box(0, 0, 16, 32, cls=1)", progress=False
     )
     assert scores.values("gradient", "pointing_game") == [1.0, 1.0]
 

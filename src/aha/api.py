@@ -26,7 +26,6 @@ from aha.learned.explainer import Explainer
 from aha.methods import Method, check_fit, default_method, load_method
 from aha.methods.aha import AHA
 from aha.methods.machinery.distribution import Distribution
-from aha.methods.var import Var
 from aha.metrics import Sample
 from aha.models import AnyModel, TargetModel, load_model, loads_its_model
 from aha.models.memory import Chunks
@@ -330,7 +329,7 @@ class _BatchWork:
         captures = self.method.reads(self.model, self.inputs.shape[1:])
 
         def work(part: slice) -> _PartResult:
-            with self.model.keeping(self.inputs[part], captures) as outputs:
+            with self.model.caching(self.inputs[part], captures) as outputs:
                 return self.run(outputs, part)
 
         each = most_classes(self.target)
@@ -341,7 +340,7 @@ class _BatchWork:
 
     def run_knowing(self, outputs: Tensor) -> _PartResult:
         """All maps, where the outputs (B, K) of the images are known already."""
-        with self.model.keeping(self.inputs, outputs=outputs) as outputs:
+        with self.model.caching(self.inputs, outputs=outputs) as outputs:
             return self.run(outputs)
 
     def run(self, outputs: Tensor, part: slice = slice(None)) -> _PartResult:
@@ -377,13 +376,9 @@ def _compute(
 
         def work(places: slice, chosen: Method = chosen, own: list[int] = own) -> None:
             rows = own[places]
-            if isinstance(chosen, Var):
-                found = chosen.distributions(model, _taken(images, rows), classes[rows])
-                distributions.update(zip(rows, found, strict=True))
-                results = torch.stack([distribution.discriminative() for distribution in found])
-            else:
-                results = chosen(model, _taken(images, rows), classes[rows]).detach()
-            maps.update(zip(rows, results, strict=True))
+            results, found = chosen.with_distributions(model, _taken(images, rows), classes[rows])
+            maps.update(zip(rows, results.detach(), strict=True))
+            distributions.update(zip(rows, found, strict=bool(found)))
 
         chunks.run(work, len(own))
     order = range(len(methods))

@@ -24,6 +24,8 @@ from aha.results.explanation import Explanation
 from aha.results.explanations import Explanations
 from aha.results.folder import MANIFEST
 
+__all__ = ["photographs"]
+
 MODEL = "demo:efficientnet_lite0"
 PHOTOGRAPHS = {
     "chelsea.png": "A cat",

@@ -21,6 +21,24 @@ import sys
 import warnings
 from pathlib import Path
 
+__all__ = [
+    "AhaError",
+    "AhaWarning",
+    "CapabilityError",
+    "DamageWarning",
+    "DeprecatedWarning",
+    "ImageError",
+    "MapWarning",
+    "MetricError",
+    "MissingExtra",
+    "ModelError",
+    "OutputError",
+    "SpecError",
+    "TargetError",
+    "UnknownName",
+    "WeightsError",
+]
+
 _HERE = str(Path(__file__).parent)
 _LONGEST = 1400  # characters: a line that people read
 

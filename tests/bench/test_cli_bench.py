@@ -11,7 +11,7 @@ from worlds import cells_of, count_lines, make_data
 
 from command_line import assert_refused, run
 
-MODEL = ("--model", "timm:test_resnet", "--no-pretrained", "--img-size", "64")
+MODEL = ("--model", "timm:test_resnet", "--no-pretrained", "--input-size", "64")
 FAST = ("--metrics", "ins_del(steps=3, references=(black,))")
 
 
@@ -60,7 +60,7 @@ def test_from_a_plan_to_a_page(tmp_path: Path) -> None:
         (("--method", "gradient", "--target", "5000"), "does not exist"),
         (("--method", "gradient", "--data", "nowhere"), "does not exist"),
         (("--method", "gradient", "--data", "imagnet:x"), "did you mean imagenet"),
-        (("--method", "gradient", "--maps", "float8"), "float16"),
+        (("--method", "gradient", "--keep-maps", "float8"), "float16"),
         (("--method", "gradient", "--precision", "float8"), "bfloat16"),
         ((), "lacks methods"),
     ],
@@ -140,3 +140,9 @@ def test_a_list_from_a_spreadsheet(tmp_path: Path) -> None:
     (data / "list.csv").write_text((data / "list.csv").read_text(), encoding="utf-8-sig")  # with a mark in front
     done = run("bench", *MODEL, *FAST, "--method", "center_map", "--data", data / "list.csv", "--out", tmp_path / "run")
     assert done.exit_code == 0, done.output
+
+
+def test_the_former_word_for_what_to_keep_still_works(tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data", 1)
+    words = ("bench", *MODEL, *FAST, "--method", "gradient", "--data", data / "list.csv", "--dry-run")
+    assert "use --keep-maps" in run(*words, "--maps", "none", "--out", tmp_path / "run").stderr

@@ -18,9 +18,10 @@ from PIL import Image
 from torch import nn
 from worlds import cells_of, tiny_model
 
+from aha.bench.image_filter import mda_filter
 from aha.bench.plan import Plan
 from aha.bench.runner import BenchRun
-from aha.data.datasets import choose, find_data, mda_filter
+from aha.data.datasets import choose, find_data
 from aha.data.images import read_image
 from aha.data.layouts import _uncompressed
 from aha.errors import AhaError, ImageError, MetricError, MissingExtra, SpecError, UnknownName

@@ -20,7 +20,7 @@ from aha.models import load_model
 from aha.results.saved_maps import SavedMap, find_maps
 from fakes import SIZE, TinyCNN, randomised
 
-MODEL = ["--model", "timm:test_resnet", "--no-pretrained", "--img-size", "64"]
+MODEL = ["--model", "timm:test_resnet", "--no-pretrained", "--input-size", "64"]
 FAST = ["--metrics", "ins_del(steps=3, references=(black,))"]
 
 

@@ -411,7 +411,7 @@ def test_what_is_no_race_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command(photos: str, tmp_path: Path) -> None:
-    command = ["recommend", "--model", "timm:test_resnet", "--no-pretrained", "--img-size", "64", "--data", photos]
+    command = ["recommend", "--model", "timm:test_resnet", "--no-pretrained", "--input-size", "64", "--data", photos]
     command += ["--method", "grad_cam", "--method", "random_map", "--limit", "3", "--passes", "700"]
     command += ["--out", str(tmp_path / "race"), "--device", "cpu"]
     dry = CliRunner().invoke(app, [*command, "--dry-run"])

@@ -17,8 +17,9 @@ from scipy import stats
 from worlds import make_data, tiny_model
 
 import aha
-from aha.bench import Plan, compare_runs, estimate, merge_runs, read_run, run, write_report
+from aha.bench import Plan, compare_runs, merge_runs, read_run, run, write_report
 from aha.bench.compare import as_markdown
+from aha.bench.estimate import estimate
 from aha.bench.exports import write_tables
 from aha.bench.papers import PAPERS, paper_plans, printed_beside, printed_values
 from aha.bench.plan import FEW

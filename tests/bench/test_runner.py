@@ -11,7 +11,8 @@ import torch
 from worlds import cells_of, count_lines, make_data, tiny_model
 
 import aha
-from aha.bench import estimate, merge_runs, read_run
+from aha.bench import merge_runs, read_run
+from aha.bench.estimate import estimate
 from aha.bench.plan import Plan
 from aha.bench.runner import ENGINES, BenchRun
 from aha.core.ledger import sound_lines
@@ -51,7 +52,7 @@ def test_it_equals_evaluate(plan: Plan, data: Path, tmp_path: Path) -> None:
             [image.path for image in images],
             list(plan.methods),
             list(plan.metrics),
-            targets=word,
+            target=word,
             labels=[image.label for image in images],
             masks=[read_mask(image.mask) for image in images],
         )

@@ -81,14 +81,14 @@ def test_maps_from_elsewhere_score_like_the_method_that_made_them(model, images)
 def test_explanations_are_scored_for_the_classes_that_they_are_of(model, images) -> None:
     found = aha.explain(model, images, "gradient", target=4)
     alone, named = aha.evaluate(model, images, found, QUICK), aha.evaluate(model, images, {"mine": found}, QUICK)
-    expected = aha.evaluate(model, images, "gradient", QUICK, targets=4)
+    expected = aha.evaluate(model, images, "gradient", QUICK, target=4)
     for scores in (alone, named):
         assert {row.target for row in scores.rows} == {4}
         assert [row.value for row in scores.rows] == pytest.approx([row.value for row in expected.rows], abs=1e-6)
     two = aha.explain(model, images, "gradient", target=[[4, 1]] * len(images))
     assert [row.target for row in aha.evaluate(model, images[:2], two[:4], "deletion(steps=2)").rows][::4] == [4, 1] * 2
-    with pytest.raises(MetricError, match="is of class 4, not of 3; pass the classes of the maps as targets="):
-        aha.evaluate(model, images, found, QUICK, targets=3)
+    with pytest.raises(MetricError, match="is of class 4, not of 3; pass the classes of the maps as target="):
+        aha.evaluate(model, images, found, QUICK, target=3)
 
 
 def test_what_is_named_twice_counts_once(model, images) -> None:
@@ -128,9 +128,9 @@ def test_maps_in_the_original_images_pixels_are_brought_to_the_input() -> None:
 
 
 def test_several_targets_and_labels(model, images) -> None:
-    scores = aha.evaluate(model, images, "gradient", QUICK, targets="top2")
+    scores = aha.evaluate(model, images, "gradient", QUICK, target="top2")
     assert len({(row.image, row.target) for row in scores.rows}) == 8
-    labelled = aha.evaluate(model, images, "gradient", "chefer", targets="label", labels=[0, 1, 2, 3])
+    labelled = aha.evaluate(model, images, "gradient", "chefer", target="label", labels=[0, 1, 2, 3])
     assert sorted({row.target for row in labelled.rows}) == [0, 1, 2, 3]
 
 
@@ -228,7 +228,7 @@ def test_maps_stay_with_their_image_when_another_cannot_be_read(model, tmp_path:
     mask = torch.zeros(32, 32)
     mask[:8, :8] = 1
     for images in (tmp_path, sorted(tmp_path.iterdir()), Unreadable()):
-        scores = aha.evaluate(model, images, maps, "pointing_game", targets=targets, masks=[1 - mask, mask, mask])
+        scores = aha.evaluate(model, images, maps, "pointing_game", target=targets, masks=[1 - mask, mask, mask])
         values = [row.value for row in scores.rows if row.image not in (str(tmp_path / "a.png"), "image-0")]
         assert values == [1.0, 1.0]
 
@@ -238,7 +238,7 @@ def test_another_number_of_maps_than_of_images_and_classes_is_refused(model, ima
     maps = torch.rand(count, 32, 32)
     for given in (images[:2], DataLoader(images[:2], batch_size=1)):
         with pytest.raises(MetricError, match=rf"^mine: {count} maps(, but 2 images have 4 classes| are too few)"):
-            aha.evaluate(model, given, {"mine": maps}, "sparseness", targets="top2")
+            aha.evaluate(model, given, {"mine": maps}, "sparseness", target="top2")
 
 
 def test_mosaics_are_judged_for_each_of_their_classes(model) -> None:

@@ -70,12 +70,12 @@ def test_explains_files_and_folders_with_several_methods(tmp_path: Path) -> None
 
 def test_maps_equal_those_of_the_library(tmp_path: Path) -> None:
     file, out = picture(tmp_path / "a.png"), tmp_path / "out"
-    options = ("--img-size", "64", "--fit", "squash", "--score", "logit", "--seed", "3", "--batch-size", "2")
+    options = ("--input-size", "64", "--fit", "squash", "--score", "logit", "--seed", "3", "--batch-size", "2")
     assert (
         run("explain", file, *MODEL, *options, "--method", "random_map", "--target", "7", "--out", out).exit_code == 0
     )
     (item,) = items(out)
-    model = aha.load_model("timm:test_resnet", pretrained=False, img_size=64, fit="squash", score="logit")
+    model = aha.load_model("timm:test_resnet", pretrained=False, input_size=64, fit="squash", score="logit")
     expected = aha.explain(model, file, "random_map", target=7, seed=3)
     assert item["target"] == 7
     assert item["score"] == pytest.approx(float(expected.scores[0]), rel=1e-4)
@@ -233,7 +233,9 @@ def test_progress_is_told_in_plain_words(monkeypatch: pytest.MonkeyPatch, capsys
     assert reporting.pace(0.4) == "2.5 s per image" and reporting.pace(12) == "12.0 images per second"
 
 
-@pytest.mark.parametrize("option", [("--batch-size", "0"), ("--img-size", "-3"), ("--seed", "-1"), ("--nonsense", "1")])
+@pytest.mark.parametrize(
+    "option", [("--batch-size", "0"), ("--input-size", "-3"), ("--seed", "-1"), ("--nonsense", "1")]
+)
 def test_usage_errors_exit_with_2(tmp_path: Path, option: tuple[str, str]) -> None:
     result = run("explain", picture(tmp_path / "a.png"), *MODEL, *option, "--out", tmp_path / "out")
     assert result.exit_code == 2

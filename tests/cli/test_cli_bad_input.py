@@ -185,7 +185,7 @@ def test_a_name_in_another_encoding_loses_nothing(tmp_path: Path) -> None:
         (folder / "00.png").rename(folder / os.fsdecode(b"caf\xe9.png"))
     except (OSError, UnicodeEncodeError):
         pytest.skip("this file system has UTF-8 names only")
-    common = (folder, *MODEL, "--img-size", "64")
+    common = (folder, *MODEL, "--input-size", "64")
     explained = run("explain", *common, "--method", "center_map", "--out", tmp_path / "maps")
     assert explained.exit_code == 0, explained.output
     for which in (("--method", "center_map"), ("--maps", tmp_path / "maps")):
@@ -215,7 +215,7 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     for name in ("pipe.png", "pipe.csv", "pipe.tar", "maps/a.npy"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         os.mkfifo(tmp_path / name)
-    model = load_model("timm:test_resnet", pretrained=False, img_size=64, device="cpu")
+    model = load_model("timm:test_resnet", pretrained=False, input_size=64, device="cpu")
     with pytest.raises(ImageError, match="pipe or a device"):
         aha.explain(model, tmp_path / "pipe.png", "center_map")
     for text in ("pipe.png", "csv:pipe.csv", "shards:pipe.tar"):
@@ -225,5 +225,5 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(AhaError, match="pipe or a device"):
         read_mask(tmp_path / "pipe.png")
     out = ("--metrics", "sparseness", "--out", tmp_path / "run")
-    measured = run("evaluate", image, *MODEL, "--img-size", "64", "--maps", tmp_path / "maps", *out)
+    measured = run("evaluate", image, *MODEL, "--input-size", "64", "--maps", tmp_path / "maps", *out)
     assert measured.exit_code == 1 and "pipe or a device" in measured.stderr

@@ -19,7 +19,7 @@ def network():
     torch.manual_seed(3)
     return nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
 """
-MODEL = ("--model", "python:own_nets:network", "--img-size", "32", "--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5")
+MODEL = ("--model", "python:own_nets:network", "--input-size", "32", "--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5")
 FAST = ("--metrics", "ins_del(steps=2, references=(black,))", "--method", "gradient")
 
 
@@ -42,7 +42,7 @@ def test_what_is_missing_is_said_in_options(folder: Path) -> None:
     for command in ("explain", "evaluate"):
         done = run(command, folder, *MODEL[:2], "--method", "gradient", "--out", "explained")
         assert done.exit_code == 1
-        assert "add --img-size, --mean and --std" in done.stderr
+        assert "add --input-size, --mean and --std" in done.stderr
 
 
 def test_an_explainer_says_how_it_is_used(folder: Path) -> None:

@@ -55,7 +55,7 @@ def test_finished_images_cost_neither_reading_nor_a_model_run(
         ("--target", "top2"),
         ("--score", "logit"),
         ("--fit", "pad"),
-        ("--img-size", "96"),
+        ("--input-size", "96"),
         ("--precision", "bfloat16"),
     ],
     ids=lambda change: change[0],

@@ -13,7 +13,7 @@ from aha.learned.library import explainer_folder, explainer_of, remember
 from aha.learned.settings import load_settings
 from command_line import MODEL, assert_refused, picture, pictures, run
 
-QUICK = ("--preset", "smoke", "--img-size", "64", "steps=2", "width=16", "perturbations=2")
+QUICK = ("--preset", "smoke", "--input-size", "64", "steps=2", "width=16", "perturbations=2")
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_train_explain_export(tmp_path: Path) -> None:
     assert len(Path(found["metrics"]).read_text().splitlines()) == 2
     image = picture(tmp_path / "x.png")
     for name, method in (("a", "aha"), ("b", f"aha({str(explainer)!r}, refine=1, steps=2)")):
-        result = run("explain", image, *MODEL, "--img-size", "64", "--method", method, "--out", tmp_path / name)
+        result = run("explain", image, *MODEL, "--input-size", "64", "--method", method, "--out", tmp_path / name)
         assert result.exit_code == 0, result.output
     result = run("export", explainer, "--onnx", tmp_path / "e.onnx", *MODEL, "--json")
     assert result.exit_code == 0, result.output
@@ -53,11 +53,11 @@ def test_train_explain_export(tmp_path: Path) -> None:
 
 def test_an_explainer_is_remembered_on_request_alone(tmp_path: Path) -> None:
     """A quick try must not take the place of the good one that `aha` meant until then."""
-    explain = ("explain", picture(tmp_path / "x.png"), *MODEL, "--img-size", "64", "--method", "aha", "--out")
+    explain = ("explain", picture(tmp_path / "x.png"), *MODEL, "--input-size", "64", "--method", "aha", "--out")
     assert json.loads(train(tmp_path, "--json").stdout)["remembered"] is False
     assert run(*explain, tmp_path / "a").exit_code == 0
     assert drawn_by(tmp_path / "a") == "universal"
-    model = aha.load_model("timm:test_resnet", pretrained=False, img_size=64, device="cpu")
+    model = aha.load_model("timm:test_resnet", pretrained=False, input_size=64, device="cpu")
     settings = load_settings("smoke", ["steps=2", "width=16", "perturbations=2"])
     aha.train(model, tmp_path / "data", tmp_path / "quick", settings=settings)
     assert explainer_folder(model) is None

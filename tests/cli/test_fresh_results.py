@@ -18,7 +18,7 @@ from aha.learned.settings import Design
 from aha.models import TargetModel, load_model
 from command_line import MODEL, assert_refused, items, picture, pictures, run
 
-SMALL = (*MODEL, "--img-size", "64")
+SMALL = (*MODEL, "--input-size", "64")
 FAST = ("--metrics", "ins_del(steps=3, references=(black,))")
 
 
@@ -29,7 +29,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def model() -> TargetModel:
-    return load_model("timm:test_resnet", pretrained=False, img_size=64, device="cpu")
+    return load_model("timm:test_resnet", pretrained=False, input_size=64, device="cpu")
 
 
 def train(model: TargetModel, seed: int) -> None:

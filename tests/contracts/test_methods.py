@@ -88,7 +88,7 @@ def test_classes_of_an_image_may_share_its_forward_passes(model: nn.Module, meth
     rows, classes = torch.tensor([0, 0, 1, 0, 1]), torch.tensor([0, 3, 1, 4, 2])
     seeded = method.seeded(0)
     alone = torch.cat([seeded(target, images[[row]], classes[[i]]).detach() for i, row in enumerate(rows.tolist())])
-    with target.sharing():
+    with target.caching():
         together = seeded(target, images[rows], classes).detach()
     assert close(together, alone)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import aha
 from aha import errors
@@ -61,3 +62,13 @@ def test_nothing_in_the_package_is_overdue() -> None:
         for call in overdue(path.read_text(encoding="utf-8"), aha.__version__)
     ]
     assert late == []
+
+
+def test_former_words_still_work_and_name_the_present_ones() -> None:
+    with pytest.warns(DeprecatedWarning, match="use load_model"):
+        model = aha.load_model("timm:test_vit", pretrained=False, img_size=64)
+    assert model.stated_preprocessing().size == (64, 64)
+    images = torch.zeros(1, 3, 64, 64)
+    with pytest.warns(DeprecatedWarning, match="use evaluate"):
+        scores = aha.evaluate(model, images, "center_map", "sparseness", targets=7, progress=False)
+    assert {row.target for row in scores.rows} == {7}

@@ -31,7 +31,7 @@ def test_what_is_as_by_default_is_not_stated() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "line"),
     [
-        ("img_size", 0, "--it must be a whole number of at least 1, not 0"),
+        ("input_size", 0, "--it must be a whole number of at least 1, not 0"),
         ("fit", "stretch", "--it must be one of 'crop', 'squash', 'pad', not 'stretch'"),
         ("mean", ["a"], "--it must be a list of numbers, not ['a']"),
         ("precision", "float8", "--it must be one of 'float32', 'bfloat16', 'float16', not 'float8'"),
@@ -56,7 +56,7 @@ def test_a_command_gets_those_that_are_stated() -> None:
     app = typer.Typer()
     app.command()(command)
     app([], standalone_mode=False)
-    app(["--no-pretrained", "--mean", "0.5,1", "--text", "a cat", "--img-size", "7"], standalone_mode=False)
-    assert found == [{}, {"pretrained": False, "mean": [0.5, 1.0], "texts": ["a cat"], "img_size": 7}]
+    app(["--no-pretrained", "--mean", "0.5,1", "--text", "a cat", "--input-size", "7"], standalone_mode=False)
+    assert found == [{}, {"pretrained": False, "mean": [0.5, 1.0], "texts": ["a cat"], "input_size": 7}]
     with pytest.raises(typer.BadParameter, match="is not a list of numbers such as"):
         app(["--std", "half"], standalone_mode=False)

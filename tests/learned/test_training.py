@@ -275,7 +275,7 @@ def test_validation_measures_what_the_metrics_measure(target: TargetModel) -> No
     found = hard_scores(target, inputs, classes, maps, [Black(), Mean()], 7)
     for name, values in found.items():
         metric = f"{name}(steps=7, references=(black, mean))"
-        scores = aha.evaluate(target, inputs, maps, metric, targets=[[c] for c in range(3)])
+        scores = aha.evaluate(target, inputs, maps, metric, target=[[c] for c in range(3)])
         each = [scores.values(scores.rows[0].method, name, reference) for reference in ("black", "mean")]
         assert values.tolist() == pytest.approx([(a + b) / 2 for a, b in zip(*each, strict=True)], abs=1e-5)
 

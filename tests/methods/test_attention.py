@@ -175,7 +175,7 @@ def test_networks_without_attention_are_refused(name: str, images: Tensor) -> No
 def test_values_are_those_of_the_projection(vit: Vit) -> None:
     """`V W_O` from the model's own weights: the values of a normalised token, projected, without the bias."""
     module, images, seen, _, _ = vit
-    trace = load_model(module).trace(images, attention=True, tokens=True, middles=True)
+    trace = load_model(module).trace(images, attention=True, tokens=True, residual_mid=True)
     for index, block in enumerate(module.blocks):
         width = seen.normed[index].shape[-1]
         values = seen.normed[index] @ block.attn.qkv.weight[2 * width :].T + block.attn.qkv.bias[2 * width :]

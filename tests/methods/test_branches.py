@@ -53,17 +53,17 @@ def test_middles_are_tokens_plus_what_attention_adds(name: str, images: Tensor) 
     module = build().double()
     model = load_model(module)
     before = snapshot(module)
-    trace = model.trace(images.double(), attention=True, tokens=True, middles=True)
+    trace = model.trace(images.double(), attention=True, tokens=True, residual_mid=True)
     assert "branches" in model.structure((SIZE, SIZE)).capabilities
     assert changes(before, snapshot(module)) == []
-    assert len(trace.middles) == len(trace.attention) == 2
+    assert len(trace.residual_mid) == len(trace.attention) == 2
     outputs: list[Tensor] = []
     for index in range(2):
         module.get_submodule(adder.format(index)).register_forward_hook(
             lambda _part, _args, out: outputs.append(out[0] if isinstance(out, tuple) else out)
         )
     module(images.double())
-    for x, middle, added in zip(trace.tokens[:-1], trace.middles, outputs, strict=True):
+    for x, middle, added in zip(trace.tokens[:-1], trace.residual_mid, outputs, strict=True):
         assert torch.allclose(middle, x + added, atol=1e-9)
     assert aha.explain(module, images.double(), "inflow").maps.isfinite().all()
 

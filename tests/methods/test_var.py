@@ -220,10 +220,10 @@ def test_many_rows_are_taken_in_turns(images: Tensor) -> None:
 def test_outputs_are_remembered_inside_the_block_only(model: TargetModel, images: Tensor) -> None:
     expected = model.outputs(images)
     model.passes.clear()
-    with model.sharing():
+    with model.caching():
         again = torch.cat([model.outputs(images[[1, 0, 1]]), model.outputs(images)])
         assert model.passes["forward"] == 4
-        with pytest.raises(RuntimeError, match="stop"), model.sharing():
+        with pytest.raises(RuntimeError, match="stop"), model.caching():
             raise RuntimeError("stop")
         model.outputs(images)
         assert model.passes["forward"] == 4, "a nested block does not forget"
@@ -234,7 +234,7 @@ def test_outputs_are_remembered_inside_the_block_only(model: TargetModel, images
 
 def test_changed_models_are_not_mistaken_for_the_unchanged(model: TargetModel, images: Tensor) -> None:
     factors = torch.tensor([1.0, 2.0, 3.0])
-    with model.sharing():
+    with model.caching():
         plain = model.outputs(images[:1])
         with model.patched({"head": lambda outputs: outputs * factors.to(outputs)[:, None]}):
             patched = model.outputs(images[[0, 0, 0]])  # equal images, told apart by the patch
@@ -246,17 +246,17 @@ def test_changed_models_are_not_mistaken_for_the_unchanged(model: TargetModel, i
 
 
 def test_memory_for_outputs_is_bounded(model: TargetModel, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aha.models.runnable._MOST_KNOWN", 2 * CLASSES)
+    monkeypatch.setattr("aha.models.kept._MOST_KNOWN", 2 * CLASSES)
     expected = model.outputs(images)
-    with model.sharing():
+    with model.caching():
         for row in (0, 1, 2, 0, 3, 3):
             assert torch.allclose(model.outputs(images[[row]])[0], expected[row], atol=1e-6)
-            assert model._known_outputs is not None and len(model._known_outputs) <= 2
+            assert model._cache.known is not None and len(model._cache.known) <= 2
 
 
 def test_derivatives_outside_the_trace_are_refused(images: Tensor) -> None:
     model = load_model(randomised(TinyCNN()))
-    with model.sharing():
+    with model.caching():
         trace = model.trace(images[[0, 0]], features=[-1])
         with pytest.raises(aha.AhaError, match="tensors that the trace holds"):
             trace.gradients(torch.tensor([0, 1]), trace.features[-1].clone())

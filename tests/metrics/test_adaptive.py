@@ -290,7 +290,7 @@ def test_scores_that_are_no_probabilities_are_measured_by_their_own_range(images
         module.inner.head.weight.data *= factor
         module.inner.head.bias.data *= factor
         model = aha.load_model(module, input_size=32, mean=[0.5] * 3, std=[0.5] * 3, score="logit")
-        aha.evaluate(model, images[:1], "random_map", "deletion(steps='adaptive')", targets=0)
+        aha.evaluate(model, images[:1], "random_map", "deletion(steps='adaptive')", target=0)
         asked.append(len(module.seen))
     assert asked[0] == asked[1]
 

@@ -83,16 +83,16 @@ def test_methods_share_a_pass_and_its_gradients(build: Build, images: Tensor) ->
         captures |= method.reads(model, images.shape[1:])
     alone = [aha.explain(model, images, method, 1).maps for method in methods]
     module.shown = 0
-    before, spared_before = model.passes.copy(), model.spared.copy()
-    with model.keeping(images, captures):
+    before, hits_before = model.passes.copy(), model.cache_hits.copy()
+    with model.caching(images, captures):
         shared = [aha.explain(model, images, method, 1).maps for method in methods]
     assert module.shown == len(images)
     for ours, theirs in zip(shared, alone, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5 * float(theirs.abs().max()) + 1e-8)
-    spent, spared = model.passes - before, model.spared - spared_before
+    spent, cache_hits = model.passes - before, model.cache_hits - hits_before
     assert set(spent) <= {"forward", "backward"}  # budgets are paid in passes, and time is none
-    assert spared["backward"] > 0  # some gradients served several methods
-    assert spent["backward"] + spared["backward"] == (len(methods) - 1) * len(images)  # eigen_cam takes none
+    assert cache_hits["backward"] > 0  # some gradients served several methods
+    assert spent["backward"] + cache_hits["backward"] == (len(methods) - 1) * len(images)  # eigen_cam takes none
 
 
 def test_other_images_and_other_states_of_the_model_are_not_answered_from_the_kept_pass(
@@ -101,7 +101,7 @@ def test_other_images_and_other_states_of_the_model_are_not_answered_from_the_ke
     model, module = build()
     expected = model.outputs(images)
     others = images.flip(0) + 0.5
-    with model.keeping(images[:2]) as kept:
+    with model.caching(images[:2]) as kept:
         module.shown = 0
         assert torch.equal(kept, model.outputs(images[:2])) and module.shown == 0
         assert torch.allclose(model.outputs(images), expected, atol=1e-6) and module.shown == len(images) - 2
@@ -155,7 +155,7 @@ def test_how_many_classes_a_target_may_mean(target: object, most: int) -> None:
 
 def test_a_pass_is_kept_for_the_thread_that_asked_for_it(build: Build, images: Tensor) -> None:
     model, module = build()
-    with model.keeping(images):
+    with model.caching(images):
         module.shown = 0
         other = threading.Thread(target=model.outputs, args=(images,))
         other.start()

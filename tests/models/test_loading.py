@@ -51,7 +51,7 @@ NORMAL = {"input_size": SIZE, "mean": (0.5,) * 3, "std": (0.5,) * 3}
         ("timm:test_vit", {"weights": "nowhere.pth"}, WeightsError, "no weights at nowhere.pth"),
         ("timm:test_vit", {"device": "cuda:7", "pretrained": False}, ModelError, "'cuda:7' is not available"),
         ("timm:test_vit", {"device": "gpu", "pretrained": False}, ModelError, "'gpu' is not available"),
-        ("timm:test_vit", {"img_size": -1}, ModelError, "input size -1"),
+        ("timm:test_vit", {"input_size": -1}, ModelError, "input size -1"),
         ("timm:test_vit", {"input_size": (1, 2, 3, 4)}, ModelError, "input size"),
         ("timm:test_vit", {"input_size": "big"}, ModelError, "input size 'big'"),
         ("timm:test_vit", {"score": "softmx"}, UnknownName, "did you mean .*softmax"),
@@ -116,7 +116,7 @@ def test_random_weights_are_the_same_each_time_and_disturb_nothing() -> None:
 
 def test_a_model_loaded_in_inference_mode_still_has_gradients() -> None:
     with torch.inference_mode():
-        model = load_model("timm:test_vit", pretrained=False, img_size=64)
+        model = load_model("timm:test_vit", pretrained=False, input_size=64)
         explanation = aha.explain(model, torch.randn(1, 3, 64, 64), "gradient")
     assert explanation.maps.abs().sum() > 0
 
@@ -127,7 +127,7 @@ def test_a_model_loaded_in_inference_mode_still_has_gradients() -> None:
 def test_position_embeddings_follow_the_input_size(tmp_path: Path) -> None:
     module = randomised(timm.create_model("test_vit", num_classes=7, img_size=64))
     save_file(module.state_dict(), tmp_path / "w.safetensors")
-    model = load_model("timm:test_vit", weights=tmp_path / "w.safetensors", img_size=96)
+    model = load_model("timm:test_vit", weights=tmp_path / "w.safetensors", input_size=96)
     assert model.preprocessing is not None and model.preprocessing.size == (96, 96)
     own, resampled = module.state_dict(), model.module.state_dict()
     assert resampled["pos_embed"].shape[1] == own["pos_embed"].shape[1] // 16 * 36 + 1
@@ -142,14 +142,14 @@ def test_sizes_may_be_given_in_any_form() -> None:
     for size in (64, (64, 64), [3, 64, 64]):
         model = load_model("timm:test_vit", pretrained=False, input_size=size)
         assert model.preprocessing is not None and model.preprocessing.size == (64, 64)
-    oblong = load_model("timm:test_vit", pretrained=False, img_size=(64, 96))
+    oblong = load_model("timm:test_vit", pretrained=False, input_size=(64, 96))
     assert aha.explain(oblong, Image.new("RGB", (50, 50), "red"), "rollout").maps.shape == (1, 64, 96)
-    network = load_model("timm:test_resnet", pretrained=False, img_size=(64, 96))
+    network = load_model("timm:test_resnet", pretrained=False, input_size=(64, 96))
     assert network.outputs(torch.zeros(1, 3, 64, 96)).shape == (1, 1000)
-    small = load_model("torchvision:vit_b_32", pretrained=False, img_size=64)
+    small = load_model("torchvision:vit_b_32", pretrained=False, input_size=64)
     assert small.structure().blocks[0].layout.grid == (2, 2)
     with pytest.raises(ModelError, match="square"):
-        load_model("torchvision:vit_b_32", pretrained=False, img_size=(64, 96))
+        load_model("torchvision:vit_b_32", pretrained=False, input_size=(64, 96))
 
 
 def test_greyscale_and_other_channels() -> None:

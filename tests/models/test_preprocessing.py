@@ -62,7 +62,7 @@ def test_oblong_inputs_are_covered_by_the_picture(source: str, size: tuple[int, 
         ours = hf_preprocessing(cut if source == "hf cut" else whole, None, size)
     else:
         name = {"timm": "timm:test_resnet", "torchvision": "torchvision:resnet18", "demo": "demo:efficientnet_lite0"}
-        ours = aha.load_model(name[source], pretrained=False, img_size=size).preprocessing
+        ours = aha.load_model(name[source], pretrained=False, input_size=size).preprocessing
     inputs, geometry = ours(Image.new("RGB", (640, 480), (200, 200, 200)))
     assert geometry.model == size
     assert float(ours.denormalise(inputs).min()) > 0.7  # no bar of black

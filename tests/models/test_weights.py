@@ -50,7 +50,7 @@ SAVERS: dict[str, Callable[[dict[str, Tensor], Path], None]] = {
 @pytest.mark.parametrize("name", SAVERS)
 def test_weights_are_read_from_any_honest_file(name: str, small_vit: nn.Module, tmp_path: Path) -> None:
     SAVERS[name](small_vit.state_dict(), tmp_path / name)
-    model = load_model("timm:test_vit", weights=f"torch:{tmp_path}/{name}", img_size=64)
+    model = load_model("timm:test_vit", weights=f"torch:{tmp_path}/{name}", input_size=64)
     assert same(model, small_vit)
     assert model.num_classes == 7  # read off the head
     assert model.class_names is None
@@ -81,7 +81,7 @@ def test_weights_that_do_not_fit_are_named(small_vit: nn.Module, tmp_path: Path)
     state["blocks.0.mlp.fc1.bias"] = torch.zeros(3)
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(WeightsError) as caught:
-        load_model("timm:test_vit", weights=f"torch:{tmp_path}/w.pth", img_size=64)
+        load_model("timm:test_vit", weights=f"torch:{tmp_path}/w.pth", input_size=64)
     text = one_line(caught)
     assert "missing: norm.bias" in text
     assert "unexpected: stray.weight" in text

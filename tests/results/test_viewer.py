@@ -36,7 +36,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 
 @pytest.fixture(scope="module")
 def model() -> TargetModel:
-    return load_model("timm:test_resnet", pretrained=False, img_size=64, batch_size=8)
+    return load_model("timm:test_resnet", pretrained=False, input_size=64, batch_size=8)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ _HARNESS = """async ([script, css, payload]) => {
 
 _CELLS = [
     """import numpy as np, aha
-model = aha.load_model("timm:test_resnet", pretrained=False, img_size=64)
+model = aha.load_model("timm:test_resnet", pretrained=False, input_size=64)
 picture = np.random.default_rng(0).integers(0, 256, (72, 80, 3), dtype=np.uint8)
 found = aha.explain(model, picture, "center_map", [[3, 7]], card=True)
 found[0]""",

@@ -37,7 +37,7 @@ def png(seed: int = 0, size: tuple[int, int] = (48, 40)) -> bytes:
 def make_bench(model: TargetModel, cache: Path, gallery: Path, **limits: Any) -> Workbench:
     store = Store(cache)
     pictures = Pictures(store, find_examples([gallery]), [gallery])
-    options = {"pretrained": False, "img_size": 64}
+    options = {"pretrained": False, "input_size": 64}
     return Workbench([Served(MODEL, model, options)], pictures, store, Jobs(**limits))
 
 

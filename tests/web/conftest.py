@@ -30,7 +30,7 @@ from aha.web.workbench import Workbench
 
 @pytest.fixture(scope="session")
 def loaded() -> TargetModel:
-    return load_model(MODEL, pretrained=False, img_size=64, batch_size=8)
+    return load_model(MODEL, pretrained=False, input_size=64, batch_size=8)
 
 
 @pytest.fixture(scope="session")
@@ -86,11 +86,11 @@ def shown_map(client: TestClient, picture: str) -> dict[str, Any]:
 def shown_bench(loaded: TargetModel, gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
     """Two models, the first of them with an explainer."""
     # A model of its own: two workers on one would be two questions at once.
-    model = load_model(MODEL, pretrained=False, img_size=64, batch_size=8)
+    model = load_model(MODEL, pretrained=False, input_size=64, batch_size=8)
     model.module.load_state_dict(loaded.module.state_dict())
     folder = tmp_path_factory.mktemp("explainer")
     Explainer.for_target(model, Design(stride=16, width=16)).save_pretrained(folder)
-    other = load_model("timm:test_vit", pretrained=False, img_size=64, batch_size=8)
+    other = load_model("timm:test_vit", pretrained=False, input_size=64, batch_size=8)
     served = [Served(MODEL, model, explainers=[AHA(explainer=str(folder))]), Served("timm:test_vit", other)]
     store = Store(tmp_path_factory.mktemp("shown"))
     made = Workbench(served, Pictures(store, find_examples([gallery]), [gallery]), store, Jobs())

@@ -268,7 +268,7 @@ def test_a_restart_keeps_what_was_finished(
 
 def test_results_belong_to_a_model_whatever_it_is_called(loaded: TargetModel, tmp_path: Path) -> None:
     """A later session may give the name to other weights; what follows from a result is asked of its own model."""
-    other = load_model(MODEL, pretrained=False, img_size=64, batch_size=8)
+    other = load_model(MODEL, pretrained=False, input_size=64, batch_size=8)
     with torch.no_grad():
         other.module.get_classifier().weight.mul_(2)
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aha.bench.compare import Comparison, compare_runs
-from aha.bench.estimate import Estimate, estimate
 from aha.bench.plan import Plan, read_plans
 from aha.bench.report import write_report
 from aha.bench.runner import BenchRun, Step
@@ -23,14 +22,11 @@ from aha.bench.runs import Run, merge_runs, read_run
 from aha.models import TargetModel
 
 __all__ = [
-    "BenchRun",
     "Comparison",
-    "Estimate",
     "Plan",
     "Run",
     "Step",
     "compare_runs",
-    "estimate",
     "merge_runs",
     "read_plans",
     "read_run",

@@ -25,7 +25,7 @@ from aha.core.progress_line import shown
 from aha.data.batches import Batch, Images, count_images, iter_batches
 from aha.data.mosaics import Mosaic
 from aha.data.targets import Target, class_counts, resolve_targets
-from aha.errors import AhaError, AhaWarning, ImageError, MetricError, TargetError, warn
+from aha.errors import AhaError, AhaWarning, ImageError, MetricError, TargetError, deprecated, warn
 from aha.methods import Method, check_fit, load_method
 from aha.methods.base import read_by
 from aha.metrics import Case, Metric, Sample
@@ -55,6 +55,7 @@ def evaluate(
     maps_or_methods: MapsOrMethods,
     metrics: str | Metric | Protocol | Sequence[str | Metric | Protocol] = "quick",
     *,
+    target: Target | None = None,
     targets: Target | None = None,
     labels: Sequence[int] | Tensor | None = None,
     masks: Sequence[Any] | None = None,
@@ -68,11 +69,12 @@ def evaluate(
     Args:
         model: as in `aha.explain`.
         images: as in `aha.explain`; or mosaics from `aha.data.mosaics`, whose classes are then all explained.
-        maps_or_methods: methods as text; or maps, one per image and class in the order of `targets`, including those of
+        maps_or_methods: methods as text; or maps, one per image and class in the order of `target`, including those of
             images that cannot be read, at the size of the model input or of the original image; or a mapping from names
             to such maps.
         metrics: protocol names (`"quick"`, `"aha"`, `"rise"`, ...) or metrics as text (`"deletion(steps=32)"`).
-        targets: explained classes, as in `aha.explain`; those of a given explanation, or "top1", by default.
+        target: explained classes, as in `aha.explain`; those of a given explanation, or "top1", by default.
+        targets: deprecated; the former word for `target`.
         labels: true classes.
         masks: true object masks, one per image, in the original image's pixels; above 0 is object, 255 is ignored.
         boxes: true boxes, one list of (x0, y0, x1, y1) per image, in the original image's pixels.
@@ -86,7 +88,9 @@ def evaluate(
     Raises:
         MetricError: every measurement failed.
     """
-    model = load_model(model)
+    if targets is not None:
+        deprecated("evaluate(targets=...)", since="0.2", use="evaluate(target=...)")
+    model, targets = load_model(model), target if targets is None else targets
     targets = _explained_objective(maps_or_methods) if targets is None else targets
     asked = None if targets is None else Asked.of(model, targets)
     if asked is not None and asked.objective is not None:
@@ -158,7 +162,7 @@ def _evaluate_each(
                 own,
                 _of_image(maps_or_methods, first),
                 metrics,
-                targets=asked.classes,
+                target=asked.classes,
                 masks=None if masks is None else [masks[first]],
                 boxes=[boxes[first]] if boxes is not None else None if own_box is None else [[own_box]],
                 **options,
@@ -336,7 +340,7 @@ def clean_pass(
             with suppress(AhaError):  # the method will say so itself
                 if method.reads(model, inputs.shape[1:]) != NOTHING:
                     reading.append(method)
-    with model.keeping(inputs, read_by(reading, model, inputs.shape[1:])):
+    with model.caching(inputs, read_by(reading, model, inputs.shape[1:])):
         yield reading
 
 
@@ -390,7 +394,7 @@ class MethodSource:
 
     def make(self, batch: Batch, outputs: Tensor, chosen: list[list[int]]) -> Made:
         """The maps of a batch for the classes of each image, measured."""
-        before, spared_before = self.model.passes.copy(), self.model.spared.copy()
+        before, hits_before = self.model.passes.copy(), self.model.cache_hits.copy()
         start = time.perf_counter()
         peak = PeakMemory(self.model.device)
         # The classes are resolved already, in the order of the batch.
@@ -398,10 +402,10 @@ class MethodSource:
         with peak:
             found = explain(self.model, plain, self.method, chosen, seed=self.seed)
         count = len(found)
-        asked, spared = self.model.passes - before, self.model.spared - spared_before
+        asked, cache_hits = self.model.passes - before, self.model.cache_hits - hits_before
         # A pass that was kept from elsewhere counts as if the method had been alone.
-        seconds = (time.perf_counter() - start + spared["nanoseconds"] / 1e9) / count
-        forward, backward = ((asked[kind] + spared[kind]) / count for kind in ("forward", "backward"))
+        seconds = (time.perf_counter() - start + cache_hits["nanoseconds"] / 1e9) / count
+        forward, backward = ((asked[kind] + cache_hits[kind]) / count for kind in ("forward", "backward"))
         maps = torch.split(found.maps, [len(classes) for classes in chosen])
         return Made(maps, seconds, forward, backward, None if peak.bytes is None else peak.bytes / count)
 
@@ -437,7 +441,7 @@ class _MapSource:
                 if self.classes is not None and self.classes[place] != target:
                     raise MetricError(
                         f"{self.name}: the map of {sample.name} is of class {self.classes[place]}, not of {target}; "
-                        f"pass the classes of the maps as targets="
+                        f"pass the classes of the maps as target="
                     )
                 try:
                     given = usable_map(_as_array(self.maps[place]), f"{sample.name}: the map of {self.name}")
@@ -518,7 +522,7 @@ def _explained_objective(given: MapsOrMethods) -> Target | None:
     settings = next((maps.settings for maps in named if isinstance(maps, Explanation)), {})
     text = str(settings["target"]) if "target" in settings else None
     if text is not None and ("<array" in text or text.startswith("custom(")):
-        raise TargetError(f"these maps explain {text}, which has no text to read; pass targets= again")
+        raise TargetError(f"these maps explain {text}, which has no text to read; pass target= again")
     return text
 
 

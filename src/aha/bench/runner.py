@@ -23,10 +23,10 @@ from aha.bench.scoring import Scoring, Sink
 from aha.bench.store import ROWS, Store, current_keys, other_setting, read_plans_of
 from aha.bench.subjects import Subjects
 from aha.core.disk import check_writable, result_key, versions
+from aha.core.launch import launched_device, launched_share, parts_of
 from aha.core.ledger import Ledger
 from aha.data.datasets import BenchImage
 from aha.errors import AhaWarning, MetricError, OutputError, SpecError, TargetError, warn
-from aha.learned.distributed import launched_device, launched_share, parts_of
 from aha.models import TargetModel, load_model
 
 ENGINES = "engines.jsonl"

@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from aha.bench.image_filter import mda_filter
 from aha.bench.plan import Plan
 from aha.bench.records import PlanEntry
 from aha.bench.truth import Truth, check_truth
 from aha.core.disk import result_key
+from aha.core.launch import parts_of
 from aha.data.batches import Subject
-from aha.data.datasets import BenchImage, choose, find_data, mda_filter
+from aha.data.datasets import BenchImage, choose, find_data
 from aha.data.images import read_image
 from aha.data.labelled import Lazy
 from aha.data.mosaics import Cell, Mosaic, build_mosaic, plan_mosaics
 from aha.data.targets import resolve_targets
 from aha.errors import MetricError, SpecError, TargetError
-from aha.learned.distributed import parts_of
 from aha.metrics.protocols import Protocol
 from aha.models import TargetModel
 from aha.models.preprocessing import Geometry
@@ -32,7 +33,7 @@ GRID = "grid"
 """The kind of target of mosaics: all classes in them."""
 _MOSAIC_SIDE = 2
 # Settings of a plan that decide which images a filter keeps.
-_CHOOSES = ("data", "limit", "filter", "img_size", "fit", "score", "precision")
+_CHOOSES = ("data", "limit", "filter", "input_size", "fit", "score", "precision")
 
 
 @dataclass(frozen=True)

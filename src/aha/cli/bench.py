@@ -32,7 +32,7 @@ from aha.cli.outlook import run_with_bar
 from aha.cli.reporting import answer, fail, print_json, reported
 from aha.cli.texts import check_paths, check_place, check_texts, complete_method, complete_metric
 from aha.core.progress_line import duration
-from aha.errors import OutputError
+from aha.errors import OutputError, deprecated
 
 TRUTH = "truth:"
 """Before the name of a generated set."""
@@ -82,10 +82,11 @@ def bench(
     keep: Annotated[
         str | None, typer.Option("--filter", help="Image filter: none, or mda (the rule of MDA's code).")
     ] = None,
-    maps: Annotated[
+    keep_maps: Annotated[
         str | None,
         typer.Option(help="Maps to keep for the report: few, none, or all as float16 or float32.", show_default="few"),
     ] = None,
+    maps: Annotated[str | None, typer.Option(hidden=True)] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=MAX_SEED, help="Random seed.", show_default="0")] = None,
     options: Stated = NOT_STATED,
     batch_size: Annotated[
@@ -114,12 +115,14 @@ def bench(
     with reported(debug=debug, quiet=quiet):
         check_texts(models=model or [], methods=method or [], metrics=metrics or [], options=options)
         check_place(on)
+        if maps is not None:
+            deprecated("aha bench --maps", since="0.2", use="--keep-maps")
         check_paths(str(place) for place in (data, imagenet) if place is not None)
         from aha.bench.papers import PREFIX, paper_plans
         from aha.bench.plan import make_plans, read_plans
         from aha.bench.runner import BenchRun
+        from aha.core.launch import launched_share
         from aha.errors import SpecError
-        from aha.learned.distributed import launched_share
 
         is_paper = plan is not None and plan.startswith(PREFIX)
         given: dict[str, Any] = {
@@ -131,7 +134,7 @@ def bench(
             "targets": target,
             "limit": limit,
             "filter": keep,
-            "maps": maps,
+            "maps": keep_maps or maps,
             "seed": seed,
             "batch_size": batch_size,
             **options,

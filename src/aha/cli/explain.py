@@ -127,10 +127,10 @@ def explain(
 
         from aha.api import Asked
         from aha.core.disk import check_writable
+        from aha.core.launch import launched_device, launched_share, parts_of
         from aha.data.datasets import choose
         from aha.data.targets import class_list
         from aha.files import FileRun, check_apart, find_pictures, folder_beside
-        from aha.learned.distributed import launched_device, launched_share, parts_of
         from aha.methods import default_method, load_method
         from aha.methods.var import Var
         from aha.models import load_model
@@ -179,10 +179,10 @@ def _into_shards(
     force: bool,
     quiet: bool,
 ) -> ShardRun:
+    from aha.core.launch import launched_device, launched_share, parts_of
     from aha.data.datasets import choose
     from aha.files import check_apart, find_pictures, folder_beside
     from aha.interop.shards import ShardRun
-    from aha.learned.distributed import launched_device, launched_share, parts_of
 
     place = folder_beside(paths[0]) if out is None else out
     check_apart(paths, place)

@@ -66,7 +66,7 @@ _MODEL_OPTIONS: dict[str, Any] = {
     "texts": Annotated[list[str] | None, typer.Option("--text", "--texts", help=_HELP["texts"])],
     "weights": Weights,
     "pretrained": NoPretrained,
-    "img_size": Annotated[int | None, typer.Option(min=1, help=_HELP["img_size"])],
+    "input_size": Annotated[int | None, typer.Option("--input-size", "--img-size", min=1, help=_HELP["input_size"])],
     "mean": Annotated[Any, _Numbers(help=_HELP["mean"])],
     "std": Annotated[Any, _Numbers(help=_HELP["std"])],
     "fit": Annotated[str | None, typer.Option(help=_HELP["fit"])],

@@ -91,7 +91,7 @@ def train(
             raise SpecError("--remember is for the explainer of one model; name that of several: aha('OUT/explainer')")
 
         from aha.core.disk import check_writable
-        from aha.learned.distributed import launched_device
+        from aha.core.launch import launched_device
         from aha.learned.settings import load_settings
         from aha.learned.training import BEST, METRICS, default_preset
         from aha.learned.training import train as run
@@ -153,7 +153,7 @@ def _same_model(model: str, weights: list[Path] | None, options: Stated) -> str:
     stated = {
         "--model": [model],
         "--weights": (weights or [])[:1],
-        "--img-size": [options["img_size"]] if "img_size" in options else [],
+        "--input-size": [options["input_size"]] if "input_size" in options else [],
         **{f"--{name}": [",".join(map(str, options[name]))] for name in ("mean", "std") if name in options},
         "--text": options.get("texts", ()),
     }

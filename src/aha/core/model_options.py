@@ -19,7 +19,7 @@ class ModelOptions:
     weights: Annotated[str | None, "Weights file: .safetensors, or torch:FILE."] = None
     pretrained: Annotated[bool, "Random weights, no download."] = True
     texts: Annotated[tuple[str, ...], "Repeatable; the classes of a clip: model."] = ()
-    img_size: Annotated[PositiveInt | None, "Side of the model input in pixels; the model's own by default."] = None
+    input_size: Annotated[PositiveInt | None, "Side of the model input in pixels; the model's own by default."] = None
     mean: Annotated[
         tuple[float, ...], "Mean of the normalisation, such as 0.5,0.5,0.5; for models that do not state it."
     ] = ()

@@ -16,6 +16,8 @@ from aha.methods import Method, load_method
 from aha.models import AnyModel, TargetModel, load_model
 from aha.perturb.references import Reference, ZerosNormalised, load_reference, reference_inputs
 
+__all__ = ["CaptumAttribution", "explain_func"]
+
 
 @dataclass(frozen=True, eq=False)
 class _GivenInputs(Reference):

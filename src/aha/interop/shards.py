@@ -22,13 +22,13 @@ from typing import Any
 from aha import __version__
 from aha.api import UPSAMPLING
 from aha.core.disk import check_writable, result_key, versions, writing
+from aha.core.launch import parts_of
 from aha.core.ledger import read_record, write_record
 from aha.data.datasets import BenchImage, content_digest
 from aha.errors import AhaError, DamageWarning, OutputError, SpecError
 from aha.files import Failure
 from aha.interop.arrow import Batch, Explain, arrow, keys_of, pictures_of
 from aha.interop.shelf import SUFFIXES, Format, Shelf
-from aha.learned.distributed import parts_of
 from aha.methods import Method, load_method
 from aha.models import TargetModel
 

@@ -310,7 +310,7 @@ class Explainer(nn.Module):
         """
         self.eval()
         inputs = inputs.to(target.device)
-        with torch.no_grad(), target.sharing():
+        with torch.no_grad(), target.caching():
             look = self.look(target, inputs)
             given = self.read(target, look, classes)
             maps = self.forward(given, (int(inputs.shape[-2]), int(inputs.shape[-1])))

@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aha.core.launch import parts_of
 from aha.data.images import read_image
 from aha.data.samples import Sample
 from aha.data.targets import top_classes
 from aha.errors import AhaWarning, ImageError, warn
 from aha.learned.data import readable
-from aha.learned.distributed import Engine, parts_of
+from aha.learned.distributed import Engine
 from aha.learned.explainer import Explainer
 from aha.learned.settings import TrainConfig
 from aha.models import TargetModel

@@ -24,6 +24,10 @@ class AblationCAM(Method):
     two are the same. A channel is ablated by setting it to zero, as in the paper. pytorch-grad-cam puts a very large
     negative number in its place where a layer has negative values, which such networks never see.
 
+    Reads: the features of one stage.
+    Cost: one forward pass, and the layers behind the stage once for each of its channels.
+    Example: `ablation_cam(layer=-2)`.
+
     Attributes:
         layer: which stage, counted from the end, or the name of a module; -1 is the deepest
             that carries spatial evidence.

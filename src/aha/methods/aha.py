@@ -29,6 +29,11 @@ _ONE_LOOK = 2  # a forward and a backward pass
 class AHA(Method):
     """A trained explainer's map in one look (section 3.2), refined by a few gradient steps if asked (section 3.3).
 
+    Formula: `map = decoder(features, evidence for the class)`, all read of the frozen model.
+    Reads: the features of several stages and, by a gradient, the evidence in them for the class.
+    Cost: one forward and one backward pass; a refinement step, 2 `steps` of each.
+    Example: `aha(refine=3)`.
+
     Attributes:
         explainer: its folder, or its repository on the Hugging Face hub; "universal" for the one that reads every
             network. Empty: the one that belongs to the model, remembered on this machine (`aha train --remember`) or

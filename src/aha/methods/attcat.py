@@ -25,6 +25,10 @@ class AttCAT(Method):
 
     `a^l_j` is the attention that token j receives in block l, mean over heads and queries.
 
+    Reads: attention, and the tokens of every block with their gradients.
+    Cost: one forward and one backward pass.
+    Example: `attcat(hidden='input')`.
+
     Attributes:
         hidden: `h^l` is the "output" of block l, as in the paper, or its "input", as in the published code.
     """

@@ -29,6 +29,10 @@ class AttentionFlow(Method):
     The capacity from token j to token i through a block is `(A_ij + I_ij) / 2`, A being the mean over heads. There is
     one maximum flow for each patch, and it is exact: for 196 patches and twelve blocks, up to a minute an image. Often
     it is no more than the smaller of what can leave the patch and what can enter the token read.
+
+    Reads: the attention of every block.
+    Cost: one forward pass, and the flows.
+    Example: `attention_flow`.
     """
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:

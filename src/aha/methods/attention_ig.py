@@ -31,6 +31,10 @@ class AttentionIG(Method):
     The path begins at zero after normalisation, the mean colour. Neither attention nor image is multiplied in: as it is
     in the code behind the tables of MDA, InFlow and others, and not to be compared with `integrated_gradients`.
 
+    Reads: the gradients of the last block's attention.
+    Cost: `steps` forward and backward passes.
+    Example: `attention_ig(steps=50)`.
+
     Attributes:
         steps: places on the path, both ends included.
     """

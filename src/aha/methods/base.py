@@ -26,6 +26,7 @@ from aha.core.validation import Range
 from aha.errors import AhaError, AhaWarning, CapabilityError, SpecError, warn
 from aha.learned.quality import Quality
 from aha.methods.cost import Cost
+from aha.methods.machinery.distribution import Distribution
 from aha.models import NOTHING, Captures, TargetModel, Trace
 from aha.perturb.partitions import PARTITIONS, Partition
 from aha.perturb.references import REFERENCES, Reference, check_reference
@@ -57,6 +58,12 @@ class Method(Spec):
     @abstractmethod
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         """Maps (B, h, w) of how much each place speaks for each image's class."""
+
+    def with_distributions(
+        self, model: TargetModel, images: Tensor, classes: Tensor
+    ) -> tuple[Tensor, list[Distribution]]:
+        """The maps and, of a method that lets classes compete, the distribution over them that each comes from."""
+        return self(model, images, classes), []
 
     @property
     def needs(self) -> frozenset[str]:
@@ -147,9 +154,9 @@ def in_one_pass(model: TargetModel, images: Tensor, methods: Sequence[Method]) -
     reading = [chosen for chosen in methods if chosen.reads(model, images.shape[1:]) != NOTHING]
     if not methods:
         return
-    with model.keeping(images, read_by(reading, model, images.shape[1:])) as outputs:
+    with model.caching(images, read_by(reading, model, images.shape[1:])) as outputs:
         yield from reading
-    with model.keeping(images, outputs=outputs):
+    with model.caching(images, outputs=outputs):
         yield from (chosen for chosen in methods if chosen not in reading)
 
 

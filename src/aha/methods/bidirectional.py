@@ -34,6 +34,10 @@ class Bidirectional(Method):
     - "token": the mean over heads, its columns weighted by `|V_j W_O| / |X_j|`, the length of what a token hands
       on over its own.
 
+    Reads: the attention of every block and its gradients; the form "token", tokens too.
+    Cost: `steps` + 1 forward and backward passes.
+    Example: `bidirectional(form='token')`.
+
     Attributes:
         form: see above.
         start_layer: first block used. None is the published choice for twelve blocks, scaled to the model's depth:
@@ -52,14 +56,14 @@ class Bidirectional(Method):
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
         by_token = self.form == "token"
-        return Captures(attention=True, tokens=by_token, middles=by_token)
+        return Captures(attention=True, tokens=by_token, residual_mid=by_token)
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         return Cost(2 * self.steps + 2)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         by_token = self.form == "token"
-        trace = model.trace(images, attention=True, tokens=by_token, middles=by_token)
+        trace = model.trace(images, attention=True, tokens=by_token, residual_mid=by_token)
         depth = len(trace.attention)
         default = depth // 2 if by_token else depth // 4
         used = layers_from(self, range(depth), default if self.start_layer is None else self.start_layer)

@@ -45,6 +45,12 @@ class CAAP(Method):
     networks (the paper gives results, not the procedure) the neighbourhood is that of the feature map at two thirds of
     the stages, or at the stage number `last`, and the rest of the network follows; `first` and `late` do nothing there.
 
+    Formula: `M_p = score(blank run with the image's h^l around patch p, first <= l < last)`.
+    Reads: the tokens of every block, their keys and values; the features of one stage in convolutional networks.
+    Cost: two forward passes and, for each patch, one ("patchwise", convolutional networks) or its own tokens through
+    the blocks.
+    Example: `caap(form='efficient')`.
+
     Attributes:
         form: see above.
         prototype: of the efficient form, see there.

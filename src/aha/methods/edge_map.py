@@ -15,7 +15,13 @@ from aha.models import TargetModel
 @method("edge_map", family="baseline", citation="Adebayo et al., NeurIPS 2018 (edge detector control)")
 @dataclass(frozen=True)
 class EdgeMap(Method):
-    """Magnitude of the Sobel gradient of the channel mean."""
+    """Magnitude of the Sobel gradient of the channel mean.
+
+    Formula: `sqrt((K_x * m)^2 + (K_y * m)^2)`, m being the mean of the channels and K the two Sobel kernels.
+    Reads: the image.
+    Cost: no pass.
+    Example: `edge_map`.
+    """
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         grey = F.pad(images.mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")  # (B, 1, H+2, W+2)

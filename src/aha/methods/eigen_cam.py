@@ -21,6 +21,10 @@ class EigenCAM(Method):
 
     A singular vector has no sign of its own: the map is positive where the features are strong.
 
+    Reads: the features of one stage.
+    Cost: one forward pass.
+    Example: `eigen_cam(centred=True)`.
+
     Attributes:
         layer: which stage, counted from the end, or the name of a module.
         centred: subtract each channel's mean first, as pytorch-grad-cam does; the paper does not.

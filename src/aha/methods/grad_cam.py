@@ -28,6 +28,11 @@ class GradCAM(Method):
 
     The default, "auto", is "attention" where the model gives attention and "features" elsewhere.
 
+    Formula: `ReLU(sum over k of a_k F_k)`, `a_k` being the mean over places of `d score / d F_k`.
+    Reads: the features of one stage, or the attention of one block, and their gradients.
+    Cost: one forward and one backward pass.
+    Example: `grad_cam(layer='layer3')`.
+
     Attributes:
         form: see above.
         layer: which stage or block, counted from the end, or the name of a module; -1 is the deepest

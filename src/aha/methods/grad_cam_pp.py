@@ -23,6 +23,10 @@ class GradCAMPlusPlus(Method):
     the denominator could pass through zero; and the paper's last ReLU is left out, for it would leave many maps empty.
     pytorch-grad-cam decides otherwise in both.
 
+    Reads: the features of one stage and their gradients.
+    Cost: one forward and one backward pass.
+    Example: `grad_cam_pp(layer=-2)`.
+
     Attributes:
         layer: which stage, counted from the end, or the name of a module.
     """

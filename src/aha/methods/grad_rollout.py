@@ -28,6 +28,10 @@ class GradRollout(Method):
     The map is of `R - I`. At a class token the identity says nothing of patches; where patches are averaged it would
     add the same to each of them, and outweigh the rest.
 
+    Reads: the attention of every block and its gradients.
+    Cost: one forward and one backward pass.
+    Example: `grad_rollout(start_layer=1)`.
+
     Attributes:
         start_layer: first block used, 0 being the first of all.
         normalised: divide the rows of each `C^l + I` by their sums, as rollout does, and keep the identity; the

@@ -29,7 +29,12 @@ def over_channels(values: Tensor, rule: ChannelRule) -> Tensor:
 )
 @dataclass(frozen=True)
 class Gradient(Method):
-    """`|d score / d x|`, the largest channel per pixel as in the paper; `channels="sum"` keeps the sign."""
+    """`|d score / d x|`, the largest channel per pixel as in the paper; `channels="sum"` keeps the sign.
+
+    Reads: the gradients of the input.
+    Cost: one forward and one backward pass.
+    Example: `gradient(channels='sum')`.
+    """
 
     channels: ChannelRule = "max_abs"
 

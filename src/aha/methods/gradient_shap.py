@@ -24,6 +24,10 @@ class GradientSHAP(Method):
     `x~` is the image with noise, `x'` a reference. Approximates SHAP values, as captum does, for features that do not
     depend on each other; the values sum to the mean of `score(x~) - score(x')` as the draws grow in number.
 
+    Reads: the gradients of the input.
+    Cost: `n` forward and backward passes.
+    Example: `gradient_shap(n=20, reference=blur)`.
+
     Attributes:
         n: how many draws.
         sigma: deviation of the noise in units of the normalised input; captum's default is 0.

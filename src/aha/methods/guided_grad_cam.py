@@ -20,6 +20,11 @@ from aha.models import Captures, TargetModel
 class GuidedGradCAM(Method):
     """Guided backpropagation times Grad-CAM, which is enlarged bilinearly as in the paper (captum repeats values).
 
+    Formula: `guided_backprop * grad_cam`.
+    Reads: the gradients of the input, and what `cam` reads.
+    Cost: one forward and one backward pass, and those of `cam`.
+    Example: `guided_grad_cam(cam=layer_cam)`.
+
     Attributes:
         cam: the coarse map; any other method may take its place.
     """

@@ -17,6 +17,10 @@ from aha.models import Captures, TargetModel
 class HiResCAM(Method):
     """`ReLU(sum over channels of gradient * feature)`; equals Grad-CAM where the features are averaged and classified.
 
+    Reads: the features of one stage and their gradients.
+    Cost: one forward and one backward pass.
+    Example: `hires_cam(layer=-2)`.
+
     Attributes:
         layer: which stage, counted from the end, or the name of a module.
     """

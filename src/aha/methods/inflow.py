@@ -17,7 +17,7 @@ from aha.models import Captures, TargetModel
     "inflow",
     family="attention",
     needs={"attention", "tokens", "branches", "gradients"},
-    reads=Captures(attention=True, tokens=True, middles=True),
+    reads=Captures(attention=True, tokens=True, residual_mid=True),
     citation="Walker et al., AISTATS 2025",
 )
 @dataclass(frozen=True)
@@ -27,6 +27,10 @@ class InFlow(Method):
     `M = (A diag(b) + diag(a)) (diag(r f) + diag(e))`: a and b are the shares, by norm, of the tokens and of what
     attention adds to them; e and f those of the sum and of what the MLP adds; `r = (f / e) / sum(f / e)`. `A` is the
     largest over heads of attention weighted by the head's importance, times the positive gradient of the layer's score.
+
+    Reads: attention and its gradients, and the tokens at both residual connections of every block.
+    Cost: one forward and two backward passes.
+    Example: `inflow(mlp=False)`.
 
     Attributes:
         gradient: steer by the gradient of each layer's score: the model's head on the mean over all tokens, each after
@@ -38,13 +42,13 @@ class InFlow(Method):
     mlp: bool = True
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        trace = model.trace(images, attention=True, tokens=True, middles=True)
+        trace = model.trace(images, attention=True, tokens=True, residual_mid=True)
         slopes = trace.gradients(classes, *trace.attention)
         result: Tensor | None = None
         for index, (matrix, slope) in enumerate(zip(trace.attention, slopes, strict=True)):
             shares = head_importance(matrix.detach(), slope)  # (B, heads)
             mixed = torch.einsum("bh,bhij->bhij", shares, matrix.detach()).amax(dim=1)  # (B, T, T)
-            before, middle, after = trace.tokens[index], trace.middles[index], trace.tokens[index + 1]  # (B, T, D)
+            before, middle, after = trace.tokens[index], trace.residual_mid[index], trace.tokens[index + 1]  # (B, T, D)
             if self.gradient:
                 cotangent = layer_score_gradient(model, images, after, classes, "each")
                 (steer,) = trace.vjp(after, cotangent, matrix)  # (B, heads, T, T)

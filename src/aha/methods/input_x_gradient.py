@@ -20,7 +20,12 @@ from aha.models import Captures, TargetModel
 )
 @dataclass(frozen=True)
 class InputXGradient(Method):
-    """`x * d score / d x`, summed over channels. Depends on where the normalisation puts zero: the mean colour."""
+    """`x * d score / d x`, summed over channels. Depends on where the normalisation puts zero: the mean colour.
+
+    Reads: the input and its gradients.
+    Cost: one forward and one backward pass.
+    Example: `input_x_gradient`.
+    """
 
     channels: ChannelRule = "sum"
 

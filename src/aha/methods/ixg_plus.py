@@ -26,6 +26,10 @@ FirstBlock = NonNegativeInt | Literal["half"]
 class IxGPlus(Method):
     """`sum over blocks of sum over channels of X^l * d score / d X^l`, `X^l` being the input of block l; signed.
 
+    Reads: the tokens of every block and their gradients.
+    Cost: one forward and one backward pass.
+    Example: `ixg_plus(start_layer='half')`.
+
     Attributes:
         start_layer: first block used: 0 for all of them (PLUS), "half" for the second half (SkipPLUS).
     """

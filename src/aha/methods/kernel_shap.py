@@ -29,6 +29,11 @@ class KernelSHAP(Method):
     its complement, which halves the noise at no cost; where `n` allows all of them, all are taken, with their exact
     weights, and the result is the Shapley value itself.
 
+    Formula: `argmin over w of sum over z of k(z) (score(z) - w z)^2`, `k(z) = (K - 1) / (C(K, |z|) |z| (K - |z|))`.
+    Reads: outputs alone.
+    Cost: `n` + 2 forward passes; 2442 for 14 x 14 patches.
+    Example: `kernel_shap(n=500, parts=slic(n=50))`.
+
     Attributes:
         n: number of coalitions; by default `2 K + 2048` for K parts, as in the shap library.
         parts: what the image is divided into.

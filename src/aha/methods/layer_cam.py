@@ -19,6 +19,10 @@ class LayerCAM(Method):
 
     One layer's map, as it is: the paper's scaling by tanh (eq. 8) serves to add maps of several layers.
 
+    Reads: the features of one stage and their gradients.
+    Cost: one forward and one backward pass.
+    Example: `layer_cam(layer=-3)`.
+
     Attributes:
         layer: which stage, counted from the end, or the name of a module.
     """

@@ -28,6 +28,10 @@ class LeGrad(Method):
     `y^l` is the class score that the model's own norm and head give to the pooled output of block l. All layers are
     used by default, as in the paper; the published code uses the last two: `legrad(layers=2)`.
 
+    Reads: the attention and tokens of every block, and gradients of the attention.
+    Cost: one forward and one backward pass.
+    Example: `legrad(layers=2)`.
+
     Attributes:
         layers: how many of the last blocks; None for all.
         pool: "mean" over all tokens (published code), or "model" for the model's own pooling.

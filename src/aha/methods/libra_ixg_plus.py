@@ -29,6 +29,10 @@ class LibraIxGPlus(Method):
     both factors of a gated product get half of the gradient (scaled paths). Then the sum of `X^l * gradient` is the
     score at every block, up to what biases contribute.
 
+    Reads: the tokens of every block and their gradients, by changed rules; attention decides where they are changed.
+    Cost: one forward and one backward pass.
+    Example: `libra_ixg_plus(score='logit')`.
+
     Attributes:
         start_layer: as in `ixg_plus`.
         score: "probability" as in the published preset: the gradient then weighs all classes against each other, and

@@ -28,6 +28,11 @@ class LIME(Method):
     cosine distance d of its presence vector to that of the whole image. Samples, kernel width and ridge are those of
     the published code, which divides images by quickshift and paints removed parts in their mean colour; here parts
     are patches unless `parts=slic(...)`, and removed parts show the reference.
+
+    Formula: `argmin over w of sum over z of k(z) (score(z) - w z - b)^2 + penalty |w|^2`.
+    Reads: outputs alone.
+    Cost: `n` forward passes.
+    Example: `lime(n=500, parts=slic(n=50))`.
     """
 
     n: Annotated[int, Range(2)] = 1000

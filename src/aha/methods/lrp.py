@@ -48,6 +48,10 @@ class LRP(Method):
     pooling gets all of it. Gates that scale channels, and attention weights, count as constants. What biases contribute
     stays with them unless `bias` is "ignore".
 
+    Reads: every operation of the network, by gradients with other rules.
+    Cost: one forward and one backward pass.
+    Example: `lrp(preset='attn_lrp')`.
+
     Attributes:
         preset: see above.
         epsilon: added to denominators, with their sign, where the epsilon and gamma rules divide.

@@ -44,6 +44,11 @@ class MDA(Method):
     no rescaling of the dense values, black pixels rather than zeros after normalisation (`deletion=zeros_normalised`).
     Eq. 10 leaves ties where the fitted curve is flat; a term of at most 1e-6 keeps the order there.
 
+    Formula: `argmax over i of response(S + i)` (eq. 4), `argmin` of the same (eq. 5).
+    Reads: outputs alone, and what the guide reads.
+    Cost: up to `N (2 sqrt(N) + 3)` forward passes for N patches, besides the guide's.
+    Example: `mda(screen=4)`.
+
     Attributes:
         guide: the method that orders the candidates; None for `bidirectional`, or Grad-CAM where that is not at hand;
             models that serve neither are searched without pruning.

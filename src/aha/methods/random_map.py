@@ -14,7 +14,13 @@ from aha.models import TargetModel
 @method("random_map", family="baseline")
 @dataclass(frozen=True)
 class RandomMap(Method):
-    """Independent uniform values per pixel, the same for every image of one size."""
+    """Independent uniform values per pixel, the same for every image of one size.
+
+    Formula: `M_i ~ U(0, 1)`.
+    Reads: nothing.
+    Cost: no pass.
+    Example: `random_map(seed=1)`.
+    """
 
     seed: int | None = None
 

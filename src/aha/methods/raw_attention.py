@@ -23,6 +23,11 @@ class RawAttention(Method):
 
     It knows nothing of the class: every class gets the same map.
 
+    Formula: `M_i = mean over heads of A_ri`, r being the tokens read.
+    Reads: the attention of one block.
+    Cost: one forward pass.
+    Example: `raw_attention(layer=-2)`.
+
     Attributes:
         layer: which block, counted from the end, or its name.
     """

@@ -28,6 +28,11 @@ class RISE(Method):
     ResNet-50. The published notebooks have n=6000, cells=8 and p=0.1. Masked pixels show the model's mean colour, as
     in the published code, which multiplies the normalised image.
 
+    Formula: `M_i = 1 / (n p) * sum over masks m of score(x * m) m_i`.
+    Reads: outputs alone.
+    Cost: `n` forward passes.
+    Example: `rise(n=1000)`.
+
     Attributes:
         border: what lies beyond the outermost cells of a grid when it is enlarged: the cells before them, "mirror", as
             in the published code, or themselves, "clamp". The paper does not say.

@@ -25,6 +25,10 @@ from aha.models import Captures, TargetModel
 class Rollout(Method):
     """`R = B^L ... B^s`, `B^l` being the head mean of `A^l` plus the identity, rows normalised; class-agnostic.
 
+    Reads: the attention of every block.
+    Cost: one forward pass.
+    Example: `rollout(discard_ratio=0.9)`.
+
     Attributes:
         start_layer: first block used; 0 is the paper's, 1 that of Chefer et al.'s scripts.
         discard_ratio: share of the smallest entries of each fused matrix set to zero, the class column kept

@@ -24,6 +24,11 @@ class ScoreCAM(Method):
     image, so that masked pixels show the model's mean colour. The paper takes the score's increase over a baseline
     image: a constant per image, which the softmax ignores. pytorch-grad-cam enlarges with aligned corners instead.
 
+    Formula: `ReLU(sum over k of a_k F_k)`, `a = softmax(score(x * mask_k))`.
+    Reads: the features of one stage.
+    Cost: one forward pass, and one for each channel.
+    Example: `score_cam(layer=-2)`.
+
     Attributes:
         layer: which stage, counted from the end, or the name of a module; -1 is the deepest
             that carries spatial evidence.

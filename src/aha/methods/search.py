@@ -48,6 +48,11 @@ class Search(Method):
     A search looks for what the metric rewards and nothing else: it is a measure for other methods rather than an
     explanation to trust.
 
+    Formula: `argmax over orders of Insertion - Deletion`.
+    Reads: outputs alone, and what the guide reads.
+    Cost: at most `budget` forward passes, besides the guide's.
+    Example: `search(budget=600, levels=8)`.
+
     Attributes:
         parts: what is ordered: `patches(grid=7)`, `slic(n=50)`, `cells(METHOD)`.
         objective: the area that is maximised; "insertion" and "deletion" alone cost half.

@@ -24,6 +24,11 @@ class ShapleySampling(Method):
     The values sum to the score of the image minus that of the reference. The 25 orders are captum's default and the 49
     parts MDA's ("SHAP"), who explains the logit; the cost is one forward pass per order and part.
 
+    Formula: `phi_i = mean over orders of score(S + i) - score(S)`, S being the parts that come before i.
+    Reads: outputs alone.
+    Cost: at most `orders` times parts, + 2, forward passes.
+    Example: `shapley_sampling(orders=10)`.
+
     Attributes:
         orders: number of random orders.
         parts: what the image is divided into.

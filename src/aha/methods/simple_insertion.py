@@ -59,7 +59,13 @@ class PatchWindows(Method):
 @method("simple_insertion", family="perturbation", citation="Izadi et al., arXiv 2603.13652 (baseline)")
 @dataclass(frozen=True)
 class SimpleInsertion(PatchWindows):
-    """Score of a blank image into which only the window around a patch is pasted."""
+    """Score of a blank image into which only the window around a patch is pasted.
+
+    Formula: `M_i = score(blank with the image's window around i)`.
+    Reads: outputs alone.
+    Cost: one forward pass for each patch.
+    Example: `simple_insertion(grid=7)`.
+    """
 
     def _explain(self, masked: MaskedModel) -> Tensor:
         return self._window_scores(masked, keep=True)

@@ -17,7 +17,13 @@ from aha.models import TargetModel
 @method("smooth", family="wrapper", citation="Smilkov et al., 2017")
 @dataclass(frozen=True)
 class Smooth(Method):
-    """Mean over `n` maps of `x + noise`, the noise's deviation being `sigma` times each image's value range."""
+    """Mean over `n` maps of `x + noise`, the noise's deviation being `sigma` times each image's value range.
+
+    Formula: `1 / n * sum of inner(x + N(0, (sigma * (max x - min x))^2))`.
+    Reads: what the inner method reads.
+    Cost: `n` times the passes of the inner method.
+    Example: `smooth(gradient, n=50)`.
+    """
 
     inner: Method
     n: PositiveInt = 20

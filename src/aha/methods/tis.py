@@ -27,6 +27,10 @@ class TIS(Method):
     4. M is stretched to [0, 1], as the published code ends: a mean of scores stands on an offset that says nothing
        about places.
 
+    Reads: the tokens of every block, and outputs of some of the tokens.
+    Cost: one forward pass, and at most `masks` with the share `ratio` of the tokens.
+    Example: `tis(masks=256)`.
+
     Attributes:
         masks: how many samples; at most one for two channels.
         ratio: share of the patch tokens that a sample keeps.

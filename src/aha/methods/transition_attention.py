@@ -27,6 +27,10 @@ class TransitionAttention(Method):
 
     The state begins as the last attention, mean over heads, and takes `s <- s A^l + s` for each layer before.
 
+    Reads: the attention of every block, and the gradients of the last.
+    Cost: `steps` + 1 forward and `steps` backward passes.
+    Example: `transition_attention(steps=50)`.
+
     Attributes:
         start_layer: first block used; 0 in the paper's generator.
         steps: places on the path of the gradients.

@@ -35,6 +35,10 @@ class Var(Method):
 
     The base maps of all classes share the forward passes. A method that gives every class the same map gives nothing.
 
+    Reads: what the inner method reads.
+    Cost: one forward pass, and the inner method's for each class that competes; maps of an image share passes.
+    Example: `var(grad_cam, classes='top3')`.
+
     Attributes:
         inner: the base method.
         classes: which classes compete: "top5" (or any number), "top5+min" with the least probable besides,
@@ -79,13 +83,18 @@ class Var(Method):
         return self.inner.reads(model, size)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        return self.with_distributions(model, images, classes)[0]
+
+    def with_distributions(
+        self, model: TargetModel, images: Tensor, classes: Tensor
+    ) -> tuple[Tensor, list[Distribution]]:
         found = self.distributions(model, images, classes)
-        return torch.stack([distribution.discriminative() for distribution in found])  # (B, h, w)
+        return torch.stack([distribution.discriminative() for distribution in found]), found  # (B, h, w)
 
     def distributions(self, model: TargetModel, images: Tensor, classes: Tensor) -> list[Distribution]:
         """The competition for each image's class: B distributions, from one forward pass where the method allows."""
         first, where = distinct_rows(images)  # an image may be there for several classes
-        with model.sharing():
+        with model.caching():
             rivals = self._rivals(model, images, classes)
             wanted = dict.fromkeys((i, c) for i, row in zip(where.tolist(), rivals, strict=True) for c in row)
             maps = self._base_maps(model, images[first], sorted(wanted))

@@ -32,6 +32,10 @@ class ViTCX(Method):
 
     For other networks the deepest stage on which the outputs depend takes the place of the tokens.
 
+    Reads: the features of one stage, or the last tokens.
+    Cost: one forward pass, and two for each cluster of channels.
+    Example: `vit_cx(threshold=0.2)`.
+
     Attributes:
         threshold: of the clustering.
         noise: standard deviation, in units of the normalised image.

@@ -163,7 +163,7 @@ def autograd(enabled: bool) -> Iterator[None]:
         yield
 
 
-def slopes(total: Tensor, tensors: Sequence[Tensor], **options: Any) -> tuple[Any, ...]:
+def gradients(total: Tensor, tensors: Sequence[Tensor], **options: Any) -> tuple[Any, ...]:
     """Gradients of a sum, whatever the caller's gradient mode."""
     with autograd(True):
         return torch.autograd.grad(total, tensors, **options)

@@ -14,7 +14,7 @@ from torch import nn
 
 from aha.core.model_options import Engine, Fit, Precision
 from aha.core.pictures import MAX_PIXELS
-from aha.errors import ModelError
+from aha.errors import ModelError, deprecated
 from aha.models.functions import FunctionModule, ModelFunction, check_forward, name_of
 from aha.models.habits import habits_of_weights, own_class_names, own_preprocessing
 from aha.models.hooks import autograd, preserved_random_state
@@ -78,7 +78,8 @@ def load_model(
             downloaded from the hub by default. For a torchvision module, the entry it was built with
             (`ResNet50_Weights.DEFAULT`), for its transforms and, if the number of classes is unchanged, their names.
         pretrained: False gives random weights, the same ones each time.
-        input_size: size of the model input: one number, (H, W) or (C, H, W). `img_size` is timm's word for it.
+        input_size: size of the model input: one number, (H, W) or (C, H, W).
+        img_size: deprecated; timm's word for `input_size`.
         mean: per-channel mean of the normalisation; with `input_size` and `std`, all that a plain module needs to
             explain images. Tensors need none of them: they are model inputs already.
         std: per-channel standard deviation of the normalisation.
@@ -107,6 +108,8 @@ def load_model(
         _refuse_options(locals())
         return model
     mean, std = _per_channel(mean, "mean"), _per_channel(std, "std")
+    if img_size is not None:
+        deprecated("load_model(img_size=...)", since="0.2", use="load_model(input_size=...)")
     size = _height_width(input_size if input_size is not None else img_size)
     stated = None if score is None else load_score(score)  # before anything is loaded
     if isinstance(model, type) and issubclass(model, nn.Module):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, InitVar, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 
 from aha.core.interrupts import checkpoint, interrupts_wait
 from aha.core.model_options import Engine, Precision
-from aha.core.rows import fingerprints
 from aha.errors import AhaWarning, ModelError, TargetError, warn
 from aha.models.class_names import index_of
 from aha.models.copies import check_engine
@@ -26,7 +26,7 @@ from aha.models.explained import Answer, Explained
 from aha.models.forward_only import ForwardOnly, weight_versions
 from aha.models.habits import advice, habits_of_weights, likely_weights
 from aha.models.hooks import autograd, evaluating, has_backward_hooks, lock_of, noted, parts_of
-from aha.models.kept import KeptPass
+from aha.models.kept import ForwardCache
 from aha.models.memory import Chunks, is_out_of_memory
 from aha.models.outputs import OutputReader, read_outputs
 from aha.models.precision import HALF, check_precision
@@ -35,7 +35,7 @@ from aha.models.randomness import own_numbers_of
 from aha.models.scores import Score
 from aha.models.weights import state_digest
 
-_MOST_KNOWN = 2**26  # numbers remembered while sharing: a quarter of a gigabyte
+_NOTHING_KNOWN = ForwardCache()
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -90,13 +90,12 @@ class RunnableModel:
         self._digest: tuple[object, str] = (None, "")  # of which versions of the weights, and the digest
         self.passes: Counter[str] = Counter()  # images sent "forward" and "backward", for cost measurements
         # The same, and the "nanoseconds", where a kept pass answered instead: counted apart, since they cost nothing.
-        self.spared: Counter[str] = Counter()
+        self.cache_hits: Counter[str] = Counter()
         self._num_classes: int | None = None
         self._is_probing = False
         self._is_changed = False  # rules are in force, which a copy of the module would not follow
         self._forward_only = ForwardOnly(self.engine, self.output, self.score, self.precision)
-        self._known_outputs: dict[tuple[int, ...], Tensor] | None = None  # by the image's fingerprint, while sharing
-        self._local = threading.local()  # of each thread: the pass that it keeps
+        self._local = threading.local()  # of each thread: its forward cache
 
     def __repr__(self) -> str:
         return f"TargetModel({self.spec!r}, score={self.score.name!r}, device={str(self.device)!r})"
@@ -167,27 +166,9 @@ class RunnableModel:
         """Raw outputs (B, K), in chunks, following the caller's gradient mode for `inputs` that need gradients."""
         is_differentiable = inputs.requires_grad and torch.is_grad_enabled()
         inputs = inputs.to(self.device)
-        if self._known_outputs is not None and not is_differentiable and len(inputs):
-            return self._outputs_once(inputs, self._known_outputs)
-        return self._outputs(inputs, is_differentiable)
-
-    def _outputs(self, inputs: Tensor, is_differentiable: bool) -> Tensor:
-        if self._kept is not None and not is_differentiable and len(inputs):
-            return self._outputs_beyond(inputs, self._kept)
-        return self._run(inputs, is_differentiable)
-
-    def _outputs_beyond(self, inputs: Tensor, kept: KeptPass) -> Tensor:
-        """Outputs (B, K) of images of which those are not run that are kept."""
-        places = kept.places(inputs)
-        is_new = places < 0
-        if bool(is_new.all()):
-            return self._run(inputs, is_differentiable=False)
-        known = kept.outputs_at(places[~is_new])
-        outputs = known.new_empty((len(inputs), known.shape[1]))
-        outputs[~is_new] = known
-        if bool(is_new.any()):
-            outputs[is_new] = self._run(inputs[is_new], is_differentiable=False)
-        return outputs
+        if is_differentiable or not len(inputs):
+            return self._run(inputs, is_differentiable)
+        return self._cache.outputs(inputs, partial(self._run, is_differentiable=False))
 
     def _run(self, inputs: Tensor, is_differentiable: bool) -> Tensor:
         self.spend("forward", len(inputs))
@@ -207,18 +188,6 @@ class RunnableModel:
         # Whoever hooked into the module wants to see its passes, or to change them.
         is_watched = any(part._forward_hooks or part._forward_pre_hooks for part in parts_of(self.module))
         return self.dtype == torch.float32 and not is_watched
-
-    def _outputs_once(self, inputs: Tensor, known: dict[tuple[int, ...], Tensor]) -> Tensor:
-        """Outputs (B, K) of images of which only those are run that were not seen before."""
-        keys = [tuple(key) for key in fingerprints(inputs).tolist()]
-        new = {key: row for row, key in reversed([*enumerate(keys)]) if key not in known}
-        if new:
-            found = self._outputs(inputs[list(new.values())], is_differentiable=False)
-            if (len(known) + len(new)) * found.shape[1] > _MOST_KNOWN:
-                for key in known.keys() - set(keys):
-                    del known[key]
-            known.update(zip(new, found, strict=True))
-        return torch.stack([known[key] for key in keys])
 
     def spend(self, direction: Literal["forward", "backward"], images: int) -> None:
         """Counts images that are about to go through the model; a listener may refuse them."""
@@ -274,43 +243,19 @@ class RunnableModel:
         with interrupts_wait(), self.lock, evaluating(self.module):
             yield
 
-    @contextmanager
-    def sharing(self) -> Iterator[None]:
-        """Inside the block an image that is shown again, bit by bit the same, is not run again.
-
-        `outputs` remembers, and `trace` runs the distinct images of a batch once and goes back through that one pass
-        once for each time that an image occurs. So a method that is handed every image once per class costs one
-        forward pass, not one per class. Inside `patched`, where equal images may be treated differently, nothing is
-        shared.
-        """
-        with (
-            interrupts_wait(),
-            self.lock,
-            self._remembering({} if self._known_outputs is None else self._known_outputs),
-        ):
-            yield
-
     @property
-    def _kept(self) -> KeptPass | None:
-        return getattr(self._local, "kept", None)
+    def _cache(self) -> ForwardCache:
+        found: ForwardCache = getattr(self._local, "cache", _NOTHING_KNOWN)
+        return found
 
     @contextmanager
-    def _holding(self, kept: KeptPass | None) -> Iterator[None]:
+    def _answering_from(self, cache: ForwardCache) -> Iterator[None]:
         with interrupts_wait():
-            before, self._local.kept = self._kept, kept
+            before, self._local.cache = self._cache, cache
             try:
                 yield
             finally:
-                self._local.kept = before
-
-    @contextmanager
-    def _remembering(self, known: dict[tuple[int, ...], Tensor] | None) -> Iterator[None]:
-        with interrupts_wait():
-            before, self._known_outputs = self._known_outputs, known
-            try:
-                yield
-            finally:
-                self._known_outputs = before
+                self._local.cache = before
 
     @contextmanager
     def _changed(self) -> Iterator[None]:
@@ -363,7 +308,7 @@ class RunnableModel:
             self.class_names = names if self.class_names is None else self.class_names
         if self.preprocessing is None:
             how = (
-                "add --img-size, --mean and --std, or let the function return aha.load_model(MODULE, transform=...)"
+                "add --input-size, --mean and --std, or let the function return aha.load_model(MODULE, transform=...)"
                 if self.spec.startswith("python:")
                 else f"in load_model, {advice(self.module)}"
             )

@@ -231,7 +231,7 @@ def _stated_in_full(name: str, config: Any, request: Request, error: Exception) 
     size = request.size or size_in(config)
     if size is None or request.mean is None or request.std is None:
         missing = ["input_size"] * (size is None) + ["mean", "std"]
-        options = ["--img-size"] * (size is None) + ["--mean", "--std"]
+        options = ["--input-size"] * (size is None) + ["--mean", "--std"]
         raise ModelError(
             f"hf:{name} has no readable preprocessor_config.json; state {_listed(missing)} "
             f"(on the command line: {_listed(options)})"

@@ -30,7 +30,8 @@ class Structure:
         blocks: transformer blocks, empty unless every block attends globally over one token sequence.
         attention: ordinals, among all attention calls of a forward pass, of the blocks' attention.
         missing: capability -> why this model cannot give it.
-        middles: for each block, the norm that reads the tokens between attention and MLP: X^l plus what attention adds.
+        residual_mid: for each block, the norm that reads the tokens between attention and MLP: X^l plus what
+            attention adds.
         spots: every output with a spatial reading, in the order in which they are made: what can be named as a layer.
     """
 
@@ -38,7 +39,7 @@ class Structure:
     blocks: tuple[Site, ...]
     attention: tuple[int, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
-    middles: tuple[Site, ...] = ()
+    residual_mid: tuple[Site, ...] = ()
     spots: tuple[Site, ...] = ()
 
     def site(self, index: int) -> Site:
@@ -61,7 +62,7 @@ class Structure:
             "features": self.stages,
             "tokens": self.blocks,
             "attention": self.attention,
-            "branches": self.middles,
+            "branches": self.residual_mid,
         }
         return frozenset({"gradients"} | {name for name, parts in found.items() if parts and name not in self.missing})
 
@@ -92,17 +93,17 @@ def probe(module: nn.Module, run: Callable[[int], object], image: tuple[int, int
         attention, why_no_attention = _find_attention(of_images, batch, image, grids)
     blocks = _find_blocks(calls, attention, shapes, batch, image, grids)
     missing: dict[str, str] = {}
-    middles = _find_middles(calls, attention, blocks)
+    residual_mid = _find_residual_mid(calls, attention, blocks)
     if attention and not blocks:
         attention, why_no_attention = (), "its blocks do not pass on tokens as (batch, tokens, channels)"
     if not attention:
         missing |= dict.fromkeys(("attention", "tokens", "branches"), why_no_attention)
-    elif not middles:
+    elif not residual_mid:
         missing["branches"] = "its blocks do not add attention and MLP to the tokens one after the other"
     stages = find_stages(spots, image, len(shapes), has_blocks=bool(blocks))
     if not stages:
         missing["features"] = "no layer keeps a spatial layout"
-    return Structure(stages, blocks, attention, missing, middles, tuple(site_of(*spot) for spot in spots))
+    return Structure(stages, blocks, attention, missing, residual_mid, tuple(site_of(*spot) for spot in spots))
 
 
 def _that_grow(shapes: list[tuple[int, ...]], for_one_more: list[tuple[int, ...]]) -> Matrices:
@@ -176,9 +177,9 @@ def _find_blocks(
     return tuple(blocks)
 
 
-def _find_middles(calls: list[Call], attention: tuple[int, ...], blocks: tuple[Site, ...]) -> tuple[Site, ...]:
+def _find_residual_mid(calls: list[Call], attention: tuple[int, ...], blocks: tuple[Site, ...]) -> tuple[Site, ...]:
     """For each block, the first norm behind its attention that reads a sum which the block itself has made."""
-    middles = []
+    residual_mid = []
     for ordinal, site in zip(attention, blocks, strict=False):
         block = next(call for call in calls if (call.name, call.call) == (site.name, site.call))
         norms = [call for call in calls if call.is_norm and _lies_behind(call, block, ordinal)]
@@ -187,8 +188,8 @@ def _find_middles(calls: list[Call], attention: tuple[int, ...], blocks: tuple[S
         summed = [norm for norm in norms if norm.input_shape == block.input_shape and not norm.reads]
         if not summed:
             return ()
-        middles.append(site_of(summed[0], site.layout))
-    return tuple(middles)
+        residual_mid.append(site_of(summed[0], site.layout))
+    return tuple(residual_mid)
 
 
 def _lies_behind(call: Call, block: Call, ordinal: int) -> bool:

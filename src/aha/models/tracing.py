@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from aha.core.interrupts import checkpoint
-from aha.core.rows import occurrences
 from aha.errors import ModelError
 from aha.models.attention import AttentionTap
-from aha.models.hooks import at_call, autograd, first_tensor, hooked, slopes
+from aha.models.hooks import at_call, autograd, first_tensor, gradients, hooked
 from aha.models.scores import Score
 from aha.models.structure import Site, Structure
 
@@ -33,7 +32,7 @@ class Captures:
     features: tuple[int, ...] = ()
     tokens: bool = False
     attention: bool = False
-    middles: bool = False
+    residual_mid: bool = False
     inputs: bool = False
 
     def __or__(self, other: Captures) -> Captures:
@@ -48,10 +47,10 @@ class Captures:
     @property
     def are_internal(self) -> bool:
         """Is any of it inside the network?"""
-        return bool(self.features) or self.tokens or self.attention or self.middles
+        return bool(self.features) or self.tokens or self.attention or self.residual_mid
 
 
-_FLAGS = ("tokens", "attention", "middles", "inputs")
+_FLAGS = ("tokens", "attention", "residual_mid", "inputs")
 NOTHING = Captures()
 
 
@@ -65,21 +64,22 @@ class Trace:
         features: stage index -> map (B, C, h, w); negative indices as requested.
         tokens: X^1 .. X^{L+1}, each (B, T, D): the input of every block, then the output of the last.
         attention: A^1 .. A^L, each (B, h, T, T), rows are queries.
-        middles: X^l plus what the attention of block l adds, each (B, T, D): what the block's MLP adds to.
+        residual_mid: X^l plus what the attention of block l adds, each (B, T, D): what the block's MLP adds to.
     """
 
     score: Score
     structure: Structure
     readout: Tensor | None = None
     passes: Counter[str] = field(default_factory=Counter)
-    spared: Counter[str] = field(default_factory=Counter)
+    cache_hits: Counter[str] = field(default_factory=Counter)
     outputs: Tensor = field(default_factory=lambda: torch.empty(0))
     inputs: Tensor | None = None
     features: dict[int, Tensor] = field(default_factory=dict)
     tokens: list[Tensor] = field(default_factory=list)
     attention: list[Tensor] = field(default_factory=list)
-    middles: list[Tensor] = field(default_factory=list)
-    slopes: dict[tuple[object, ...], tuple[Tensor, int, Tensor]] | None = None  # of a kept pass: gradients, their time
+    residual_mid: list[Tensor] = field(default_factory=list)
+    # Of a pass that is kept: gradients, how long they took, and of which tensor.
+    gradient_cache: dict[tuple[object, ...], tuple[Tensor, int, Tensor]] | None = None
     block_derivatives: int = 0  # taken so far, each through one block
 
     def scores(self, classes: Tensor) -> Tensor:
@@ -89,10 +89,10 @@ class Trace:
     def gradients(self, classes: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Gradient of the class scores with respect to traced tensors; each image depends on its own score alone."""
         keys = [(self.score, *classes.tolist(), id(tensor)) for tensor in tensors]
-        known = {} if self.slopes is None else self.slopes
+        known = {} if self.gradient_cache is None else self.gradient_cache
         if all(key in known for key in keys):
-            self.spared["backward"] += len(classes)
-            self.spared["nanoseconds"] += max(known[key][1] for key in keys)
+            self.cache_hits["backward"] += len(classes)
+            self.cache_hits["nanoseconds"] += max(known[key][1] for key in keys)
         else:
             checkpoint(len(classes), self.passes)
             self.passes["backward"] += len(classes)
@@ -100,12 +100,12 @@ class Trace:
             found = self._gradients(classes, tensors)
             spent = time.perf_counter_ns() - start
             # The tensors too: a key is theirs for as long as they live.
-            known |= {k: (slope, spent, source) for k, slope, source in zip(keys, found, tensors, strict=True)}
+            known |= {key: (each, spent, source) for key, each, source in zip(keys, found, tensors, strict=True)}
         return tuple(known[key][0] for key in keys)
 
     def _gradients(self, classes: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with autograd(True):
-            return _slopes(self.scores(classes).sum(), tensors)
+            return gradients_through(self.scores(classes).sum(), tensors)
 
     def vjp(self, output: Tensor, cotangent: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Gradient of `(output * cotangent).sum()`, with `output` a traced tensor, with respect to traced tensors.
@@ -113,8 +113,11 @@ class Trace:
         Meant for a block's output and what lies inside the block.
         """
         self._count_block(len(cotangent))
+        return self._vjp(output, cotangent, tensors)
+
+    def _vjp(self, output: Tensor, cotangent: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with autograd(True):
-            return _slopes(output, tensors, cotangent)
+            return gradients_through(output, tensors, cotangent)
 
     def _count_block(self, images: int) -> None:
         """Derivatives through single blocks: as many as there are blocks are counted as a backward pass."""
@@ -137,9 +140,10 @@ class Trace:
         differentiating a gradient, which names no part of the model.
         """
         with autograd(True):
-            cotangent = torch.zeros_like(self.middles[layer], requires_grad=True)
-            (slope,) = slopes(self.middles[layer], (self.attention[layer],), grad_outputs=cotangent, create_graph=True)
-            along = slope.diagonal(dim1=-2, dim2=-1).sum()
+            mid, matrix = self.residual_mid[layer], self.attention[layer]
+            cotangent = torch.zeros_like(mid, requires_grad=True)
+            (gradient,) = gradients(mid, (matrix,), grad_outputs=cotangent, create_graph=True)
+            along = gradient.diagonal(dim1=-2, dim2=-1).sum()
             return torch.autograd.grad(along, cotangent)[0]
 
     def read(self, matrix: Tensor) -> Tensor:
@@ -148,88 +152,13 @@ class Trace:
         return matrix[..., self.readout, :].mean(dim=-2)
 
 
-class SharedTrace(Trace):
-    """A trace of distinct images, shown as one of a batch in which they occur several times, each time for a class.
-
-    What it holds are copies for reading. Derivatives are taken of the one forward pass that there was, a round for each
-    time that images occur: so `gradients` and `vjp` are the only way to them.
-    """
-
-    @classmethod
-    def of(cls, trace: Trace, where: Tensor) -> SharedTrace:
-        """The trace as seen by a batch whose row i shows the image `where[i]` of the trace."""
-        shared = cls(trace.score, trace.structure, trace.readout, trace.passes)
-        shared._whole, shared._where, shared._rounds, shared._sources = trace, where, occurrences(where), {}
-        for entry in fields(trace):
-            if entry.name not in ("score", "structure", "readout", "passes", "spared", "slopes", "block_derivatives"):
-                setattr(shared, entry.name, shared._copied(getattr(trace, entry.name)))
-        return shared
-
-    _whole: Trace
-    _where: Tensor
-    _rounds: list[Tensor]
-    _sources: dict[int, tuple[Tensor, Tensor]]  # a copy and the tensor in the graph, by the copy's id
-
-    def _copied(self, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self._copied(inner) for inner in value]
-        if isinstance(value, dict):
-            return {key: self._copied(inner) for key, inner in value.items()}
-        if not isinstance(value, Tensor):
-            return value
-        copy = value.detach()[self._where]
-        self._sources[id(copy)] = copy, value
-        return copy
-
-    def gradients(self, classes: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """As in any trace; one backward pass per round."""
-        checkpoint(len(classes), self.passes)
-        self.passes["backward"] += len(classes)
-
-        def total(rows: Tensor) -> tuple[Tensor, None]:
-            return self.score(self._whole.outputs[self._where[rows]], classes[rows]).sum(), None
-
-        return self._in_rounds(total, tensors)
-
-    def vjp(self, output: Tensor, cotangent: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """As in any trace; one derivative per round."""
-        self._count_block(len(cotangent))
-        source = self._source(output)
-
-        def part(rows: Tensor) -> tuple[Tensor, Tensor]:
-            return source, torch.zeros_like(source).index_copy(0, self._where[rows], cotangent[rows].to(source))
-
-        return self._in_rounds(part, tensors)
-
-    def values(self, layer: int) -> Tensor:
-        """As in any trace, of the images that there are."""
-        return self._whole.values(layer)[self._where]
-
-    def _in_rounds(
-        self, start: Callable[[Tensor], tuple[Tensor, Tensor | None]], tensors: Sequence[Tensor]
-    ) -> tuple[Tensor, ...]:
-        sources = [self._source(tensor) for tensor in tensors]
-        results = tuple(torch.empty_like(tensor) for tensor in tensors)
-        with autograd(True):
-            for rows in self._rounds:
-                output, cotangent = start(rows)
-                for result, slope in zip(results, _slopes(output, sources, cotangent), strict=True):
-                    result[rows] = slope[self._where[rows]]
-        return results
-
-    def _source(self, copy: Tensor) -> Tensor:
-        if id(copy) not in self._sources:
-            raise ModelError("derivatives are taken of and with respect to tensors that the trace holds")
-        return self._sources[id(copy)][1]
-
-
-def _slopes(output: Tensor, tensors: Sequence[Tensor], cotangent: Tensor | None = None) -> tuple[Tensor, ...]:
+def gradients_through(output: Tensor, tensors: Sequence[Tensor], cotangent: Tensor | None = None) -> tuple[Tensor, ...]:
     """Gradients that must exist; the graph is kept for further questions."""
     checkpoint()
     found: tuple[Tensor | None, ...] = (None,)
     if output.requires_grad:
-        found = slopes(output, tensors, grad_outputs=cotangent, retain_graph=True, allow_unused=True)
-    known = tuple(slope for slope in found if slope is not None)
+        found = gradients(output, tensors, grad_outputs=cotangent, retain_graph=True, allow_unused=True)
+    known = tuple(gradient for gradient in found if gradient is not None)
     if len(known) < len(found):
         raise ModelError(
             "no gradient reaches the requested part of the model: some of the model runs without gradients, or "
@@ -267,9 +196,9 @@ class Tracer:
                 stack.callback(handle.remove)
                 for site in structure.blocks:
                     self._capture(site, lambda raw, _site: self._keep_tokens(raw))
-            for site in structure.middles if captures.middles else ():
+            for site in structure.residual_mid if captures.residual_mid else ():
                 handle = self._module.get_submodule(site.name).register_forward_pre_hook(
-                    self._keep_middle(site), with_kwargs=True
+                    self._keep_residual_mid(site), with_kwargs=True
                 )
                 stack.callback(handle.remove)
             stack.enter_context(hooked(self._hooks))
@@ -302,7 +231,7 @@ class Tracer:
         name, raw = next((name, value) for name, value in kwargs.items() if isinstance(value, Tensor))
         return args, kwargs | {name: self._keep_tokens(raw)}
 
-    def _keep_middle(self, site: Site) -> Callable[..., None]:
+    def _keep_residual_mid(self, site: Site) -> Callable[..., None]:
         calls = 0
 
         def hook(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -310,7 +239,7 @@ class Tracer:
             calls += 1
             raw = first_tensor(args) if args else first_tensor(list(kwargs.values()))
             if calls - 1 == site.call and raw is not None:
-                self._trace.middles.append(raw.clone())  # a copy: the MLP may be added in place
+                self._trace.residual_mid.append(raw.clone())  # a copy: the MLP may be added in place
 
         return hook
 

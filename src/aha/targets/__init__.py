@@ -3,20 +3,18 @@
 Each has a text, `region(cls=12)`, which the command line, plans, manifests and keys take and carry.
 """
 
-from aha.targets.base import OBJECTIVES, Objective, Shown, read_target
-from aha.targets.boxes import Box
-from aha.targets.classes import Contrast, Logit, LogOdds, Probability, Value
-from aha.targets.embeddings import Similarity, embedding
-from aha.targets.regions import Region
-from aha.targets.units import Neuron
-
-contrast, logit, log_odds, probability, value = Contrast, Logit, LogOdds, Probability, Value
-box, neuron, region, similarity = Box, Neuron, Region, Similarity
+from aha.targets.boxes import Box as box
+from aha.targets.classes import Contrast as contrast
+from aha.targets.classes import Logit as logit
+from aha.targets.classes import LogOdds as log_odds
+from aha.targets.classes import Probability as probability
+from aha.targets.classes import Value as value
+from aha.targets.embeddings import Similarity as similarity
+from aha.targets.embeddings import embedding
+from aha.targets.regions import Region as region
+from aha.targets.units import Neuron as neuron
 
 __all__ = [
-    "OBJECTIVES",
-    "Objective",
-    "Shown",
     "box",
     "contrast",
     "embedding",
@@ -24,7 +22,6 @@ __all__ = [
     "logit",
     "neuron",
     "probability",
-    "read_target",
     "region",
     "similarity",
     "value",

@@ -51,7 +51,7 @@ METHODS = (
     "random_map",
 )
 """What is measured where nothing else is asked for: all that fit small networks and take no minutes each."""
-_OWN = ("model", "weights", "texts", "mean", "std", "img_size", "fit", "pretrained", "score", "targets", "filter")
+_OWN = ("model", "weights", "texts", "mean", "std", "input_size", "fit", "pretrained", "score", "targets", "filter")
 
 
 class Line(NamedTuple):
