@@ -233,7 +233,10 @@ def test_progress_is_told_in_plain_words(monkeypatch: pytest.MonkeyPatch, capsys
     assert reporting.pace(0.4) == "2.5 s per image" and reporting.pace(12) == "12.0 images per second"
 
 
-@pytest.mark.parametrize(
+BAD_OPTIONS = [("--batch-size", "0"), ("--input-size", "-3"), ("--seed", "-1"), ("--nonsense", "1")]
+
+
+@pytest.mark.parametrize("option", BAD_OPTIONS)
     "option", [("--batch-size", "0"), ("--input-size", "-3"), ("--seed", "-1"), ("--nonsense", "1")]
 )
 def test_usage_errors_exit_with_2(tmp_path: Path, option: tuple[str, str]) -> None:
