@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from aha.errors import CapabilityError
 from aha.models.explained import Explained
+from aha.models.fixed import FixedInputs
 from aha.models.hooks import autograd, hooked, slopes
 from aha.models.memory import Chunks
 from aha.models.passes import NO_STRUCTURE, captured, outputs_from_tokens
@@ -69,6 +70,8 @@ class Anatomy:
         if (again - trace.outputs).abs().max() <= model.rounding * trace.outputs.abs().max():
             return structure
         why = "its residual connections lie outside its blocks, so that no block hands on all there is"
+        if isinstance(model.module, FixedInputs):
+            why = f"{why}, or its blocks also read the inputs that are fixed"
         return replace(structure, missing={**structure.missing, "tokens": why, "branches": why})
 
     def gradient_refusal(self, model: RunnableModel, size: Sequence[int] | None = None) -> str:

@@ -15,6 +15,7 @@ from torch import nn
 from aha.core.pictures import MAX_PIXELS
 from aha.errors import ModelError
 from aha.models.copies import Engine
+from aha.models.fixed import FixedInputs, FixedValues
 from aha.models.functions import FunctionModule, ModelFunction, check_forward, name_of
 from aha.models.habits import habits_of_weights, own_class_names, own_preprocessing
 from aha.models.hooks import autograd, preserved_random_state
@@ -58,6 +59,7 @@ def load_model(
     processor: Any = None,
     texts: Texts | None = None,
     tokenizer: Tokenizer | None = None,
+    inputs: FixedValues | None = None,
     class_names: Sequence[str] | None = None,
     score: str | ScoreFunction | Score | None = None,
     output: OutputReader = None,
@@ -91,6 +93,8 @@ def load_model(
         texts: for CLIP, SigLIP and similar models: the texts that are the classes. For a tower without texts, a mapping
             from texts to embeddings.
         tokenizer: for an open_clip model with texts, `open_clip.get_tokenizer(NAME)`.
+        inputs: for a network with several inputs, all of them, by position or by name, with `...` where the explained
+            image goes: `(..., metadata)`, `{"image": ..., "input_ids": ids}`. Fixed tensors have one row.
         class_names: one name per class, for drawings and manifests.
         score: what is reported and measured: softmax (the default), log_softmax, sigmoid (the default of SigLIP),
             logit, regression, or a function `(outputs (B, K), classes (B,)) -> (B,)`. Methods differentiate its logit
@@ -117,7 +121,8 @@ def load_model(
         spec = f"module:{type(unwrapped(model)).__name__}" if module is model else f"function:{name_of(model)}"
         if device is not None and _named_device(device) != _device_of(module):
             raise ModelError(f"the module is on {_device_of(module)}; move it yourself: module.to({str(device)!r})")
-        loaded = _from_module(module, Request(None, pretrained, size, mean, std, texts), weights, processor, tokenizer)
+        request = Request(None, pretrained, size, mean, std, texts)
+        loaded = _from_module(module, request, weights, processor, tokenizer, is_paired_by_hand=inputs is not None)
     else:
         if weights is not None and not isinstance(weights, str | Path):
             raise ModelError(f"weights= must be a file, not a {type(weights).__name__}")
@@ -130,11 +135,14 @@ def load_model(
             loaded = replace(loaded, module=module.to(memory_format=torch.channels_last))
         if processor is not None:
             loaded = replace(loaded, preprocessing=own_preprocessing(loaded.module, size, processor))
+    if inputs is not None:
+        fixed = FixedInputs(unwrapped(loaded.module), inputs)
+        loaded, spec = replace(loaded, module=fixed), f"{spec}[inputs {fixed.fixed_digest}]"
     if transform is not None:
         loaded = replace(loaded, preprocessing=Transformed.by(transform, mean, std))
     else:
         if loaded.preprocessing is None and mean is not None:  # a module of transformers has a size of its own
-            size = size or size_in(getattr(unwrapped(loaded.module), "config", None))
+            size = size or size_in(getattr(_network(loaded.module), "config", None))
         loaded = replace(loaded, preprocessing=_adjusted(loaded.preprocessing, size, mean, std, fit))
     check_forward(unwrapped(loaded.module))
     return TargetModel(
@@ -151,7 +159,13 @@ def load_model(
 
 
 def _from_module(
-    module: nn.Module, request: Request, weights: Any, processor: Any, tokenizer: Tokenizer | None
+    module: nn.Module,
+    request: Request,
+    weights: Any,
+    processor: Any,
+    tokenizer: Tokenizer | None,
+    *,
+    is_paired_by_hand: bool = False,
 ) -> Loaded:
     """The caller's own module with what it, or what came with it, says about pictures and classes."""
     inner = unwrapped(module)
@@ -160,7 +174,7 @@ def _from_module(
         texts = with_texts(inner, request.texts, tokenizer)
         names = names_of(list(request.texts), texts.is_paired)
         return Loaded(texts, own_preprocessing(inner, request.size, processor), names)
-    if is_two_towers(inner):
+    if is_two_towers(inner) and not is_paired_by_hand:
         raise ModelError(f"{type(inner).__name__} compares pictures with texts; pass texts=['a cat', 'a dog', ...]")
     if weights is not None:
         if isinstance(weights, type) and hasattr(weights, "transforms"):
@@ -171,6 +185,11 @@ def _from_module(
     is_stated = None not in (request.size, request.mean, request.std)
     own = None if is_stated and processor is None else own_preprocessing(inner, request.size, processor)
     return Loaded(module, own, own_class_names(inner))
+
+
+def _network(module: nn.Module) -> nn.Module:
+    inner = unwrapped(module)
+    return unwrapped(inner.network) if isinstance(inner, FixedInputs) else inner
 
 
 def _texts_in(spec: str, texts: Texts | None) -> tuple[Texts | None, str]:
