@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from aha.api import Asked, explain
 from aha.bench.truth import Truth, check_truth, copied, labelled_samples
+from aha.core.axes import resized
 from aha.core.progress import Listener, in_parts, part
 from aha.core.progress_line import shown
 from aha.data.batches import Batch, Images, count_images, iter_batches
@@ -407,7 +407,7 @@ class MethodSource:
 
     def _again(self, together: list[int], model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
         maps = self.method.seeded(self.seed).among(together)(model, inputs, classes).detach().float()
-        return F.interpolate(maps[:, None], size=inputs.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+        return resized(maps, inputs.shape[2:])
 
 
 @dataclass

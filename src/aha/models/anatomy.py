@@ -56,11 +56,11 @@ class Anatomy:
                 (self._structures[shape],) = Chunks(1).run(lambda _: self._find_structure(model, shape), 1)
             return self._structures[shape]
 
-    def _find_structure(self, model: RunnableModel, shape: tuple[int, int, int]) -> Structure:
+    def _find_structure(self, model: RunnableModel, shape: Shape) -> Structure:
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn((3, *shape), generator=generator).to(model.device)
         with model.probing(), model.undisturbed(), autograd(False):
-            structure = probe(model.module, lambda count: model.forward(noise[:count]), (shape[1], shape[2]))
+            structure = probe(model.module, lambda count: model.forward(noise[:count]), shape[1:])
             if not structure.blocks:
                 return structure
             noise = noise[:2]
@@ -84,7 +84,7 @@ class Anatomy:
                 )
             return self._gradient_refusals[shape]
 
-    def _find_gradient_refusal(self, model: RunnableModel, shape: tuple[int, int, int]) -> str:
+    def _find_gradient_refusal(self, model: RunnableModel, shape: Shape) -> str:
         noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(1)).to(model.device)
         with model.probing():
             if captured(model, NO_STRUCTURE, noise, Captures(inputs=True)).outputs.requires_grad:
@@ -108,7 +108,7 @@ class Anatomy:
             self._cam_stages[shape] = stage
         return self._cam_stages[shape]
 
-    def _find_cam_stage(self, model: RunnableModel, shape: tuple[int, int, int]) -> int | None:
+    def _find_cam_stage(self, model: RunnableModel, shape: Shape) -> int | None:
         count = len(self.structure(model, shape).stages)
         for stop in (count, *range(count - 1, 0, -4)):  # the last, as a rule, or one of the last few
             stages = range(max(0, stop - (1 if stop == count else 4)), stop)
@@ -119,7 +119,7 @@ class Anatomy:
         return None
 
     def _output_gradients(
-        self, model: RunnableModel, shape: tuple[int, int, int], *, features: Sequence[int] = (), tokens: bool = False
+        self, model: RunnableModel, shape: Shape, *, features: Sequence[int] = (), tokens: bool = False
     ) -> tuple[Tensor, ...]:
         """Gradients of a random mix of the outputs on a noise image: zero exactly where nothing is read."""
         generator = torch.Generator().manual_seed(1)

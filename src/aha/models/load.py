@@ -6,12 +6,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, wraps
+from math import prod
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
+from aha.core.axes import is_volume
 from aha.core.pictures import MAX_PIXELS
 from aha.errors import ModelError
 from aha.models.copies import Engine
@@ -60,6 +62,7 @@ def load_model(
     texts: Texts | None = None,
     tokenizer: Tokenizer | None = None,
     inputs: FixedValues | None = None,
+    bands: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
     score: str | ScoreFunction | Score | None = None,
     output: OutputReader = None,
@@ -81,7 +84,8 @@ def load_model(
             downloaded from the hub by default. For a torchvision module, the entry it was built with
             (`ResNet50_Weights.DEFAULT`), for its transforms and, if the number of classes is unchanged, their names.
         pretrained: False gives random weights, the same ones each time.
-        input_size: size of the model input: one number, (H, W) or (C, H, W). `img_size` is timm's word for it.
+        input_size: size of the model input: one number, (H, W), (C, H, W), or (C, D, H, W) for volumes and clips.
+            `img_size` is timm's word for it.
         mean: per-channel mean of the normalisation; with `input_size` and `std`, all that a plain module needs to
             explain images. Tensors need none of them: they are model inputs already.
         std: per-channel standard deviation of the normalisation.
@@ -95,6 +99,8 @@ def load_model(
         tokenizer: for an open_clip model with texts, `open_clip.get_tokenizer(NAME)`.
         inputs: for a network with several inputs, all of them, by position or by name, with `...` where the explained
             image goes: `(..., metadata)`, `{"image": ..., "input_ids": ids}`. Fixed tensors have one row.
+        bands: for inputs of other than 1 or 3 channels, the three that are drawn as red, green and blue, counted from
+            0: `bands=(3, 2, 1)`. By default their mean is drawn, in grey.
         class_names: one name per class, for drawings and manifests.
         score: what is reported and measured: softmax (the default), log_softmax, sigmoid (the default of SigLIP),
             logit, regression, or a function `(outputs (B, K), classes (B,)) -> (B,)`. Methods differentiate its logit
@@ -151,6 +157,7 @@ def load_model(
         preprocessing=loaded.preprocessing,
         score=stated or _own_score(loaded),
         output=_or_own("output", output, loaded),
+        bands=_checked_bands(bands, loaded.preprocessing),
         class_names=class_names if class_names is not None else loaded.class_names,
         precision=_or_own("precision", precision, loaded),
         engine=_or_own("engine", engine, loaded),
@@ -266,20 +273,32 @@ def _per_channel(values: Any, name: str) -> tuple[float, ...] | None:
         ) from None
 
 
-def _height_width(size: Size | None) -> tuple[int, int] | None:
+def _checked_bands(bands: Sequence[int] | None, preprocessing: Preprocessing | None) -> tuple[int, ...] | None:
+    if bands is None:
+        return None
+    many = None if preprocessing is None else len(preprocessing.mean)
+    found = tuple(bands) if isinstance(bands, Sequence) else ()
+    if len(found) != 3 or not all(isinstance(band, int) and 0 <= band < (many or band + 1) for band in found):
+        there = "" if many is None else f" below {many}"
+        raise ModelError(f"bands={bands!r} must be three channels counted from 0{there}, such as bands=(3, 2, 1)")
+    return found
+
+
+def _height_width(size: Size | None) -> tuple[int, ...] | None:
     if size is None:
         return None
     sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, Sequence) else ()
-    if len(sides) not in (2, 3) or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ModelError(f"input size {size!r} is not a number, (H, W) or (C, H, W)")
-    if sides[-2] * sides[-1] > MAX_PIXELS:
+    if len(sides) not in (2, 3, 4) or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ModelError(f"input size {size!r} is not a number, (H, W), (C, H, W) or (C, D, H, W)")
+    places = sides[1:] if is_volume(sides) else sides[-2:]
+    if prod(places) > MAX_PIXELS:
         raise ModelError(f"input size {size!r} has more than {MAX_PIXELS:,} pixels, the most that pictures have")
-    return sides[-2], sides[-1]
+    return places
 
 
 def _adjusted(
     own: Preprocessing | None,
-    size: tuple[int, int] | None,
+    size: tuple[int, ...] | None,
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
     fit: Fit | None,

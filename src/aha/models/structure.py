@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from torch import nn
 
@@ -83,7 +84,7 @@ Matrices = list[tuple[int, tuple[int, ...]]]
 _BATCH = 2  # tells the images of a batch from other axes
 
 
-def probe(module: nn.Module, run: Callable[[int], object], image: tuple[int, int]) -> Structure:
+def probe(module: nn.Module, run: Callable[[int], object], image: tuple[int, ...]) -> Structure:
     """Watches `run(count)`, a forward pass of `module` on so many images of size (H, W), and reads its structure."""
     batch = _BATCH
     calls, shapes, constant = watch(module, lambda: run(batch))
@@ -120,7 +121,7 @@ def _that_grow(shapes: list[tuple[int, ...]], for_one_more: list[tuple[int, ...]
 
 
 def _find_attention(
-    matrices: Matrices, batch: int, image: tuple[int, int], grids: list[tuple[int, int]]
+    matrices: Matrices, batch: int, image: tuple[int, ...], grids: list[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], str]:
     """Ordinals of the global attention calls over one token sequence, or the reason why there are none."""
     if not matrices:
@@ -158,15 +159,15 @@ def _find_blocks(
     attention: tuple[int, ...],
     shapes: list[tuple[int, ...]],
     batch: int,
-    image: tuple[int, int],
-    grids: list[tuple[int, int]],
+    image: tuple[int, ...],
+    grids: list[tuple[int, ...]],
 ) -> tuple[Site, ...]:
     blocks = []
     for ordinal in attention:
         num_tokens = shapes[ordinal][-1]
         grid = token_grid(num_tokens, image, grids)
         assert grid is not None
-        layout = Layout("NLC", grid, prefix=num_tokens - grid[0] * grid[1])
+        layout = Layout("NLC", grid, prefix=num_tokens - prod(grid))
         around = [
             call
             for call in calls

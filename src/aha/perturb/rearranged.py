@@ -33,6 +33,7 @@ class Shuffled(Reference):
     """
 
     is_pixels: ClassVar[bool] = False
+    for_volumes: ClassVar[bool] = False
 
     grid: int | None = 14
     seed: int = 0
@@ -61,6 +62,8 @@ class Neighbours(Reference):
         grid: patches per side; None draws single pixels.
         seed: of which patch comes from where.
     """
+
+    for_volumes: ClassVar[bool] = False
 
     files: tuple[str, ...] = ()
     grid: int | None = 7
