@@ -1,6 +1,6 @@
 """A network for volumes and clips, and which voxels it relies on.
 
-    python examples/volume.py [PHOTOGRAPH]
+    python examples/volume.py OUT [WEIGHTS of timm:resnet18, random ones without]
 
 A two-dimensional classifier is inflated (Carreira & Zisserman, CVPR 2017): each kernel is repeated along the third
 axis and divided by its depth, so that a clip whose frames are all the same gets the scores of the photograph.
@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import sys
 from copy import deepcopy
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
 import aha
+from aha.demo import photographs
 
 DEPTH = 3  # of the kernels that see more than one pixel
 
@@ -56,10 +60,40 @@ def inflated(network: nn.Module) -> nn.Module:
             elif isinstance(part, nn.BatchNorm2d):
                 deep = nn.BatchNorm3d(part.num_features, part.eps).eval()
                 deep.load_state_dict(part.state_dict())
-                setattr(parent, name, nn.Sequential(deep, *[p for p in part.children()]))
+                setattr(parent, name, deep)
             elif isinstance(part, nn.MaxPool2d):
-                sides = [(1, side, side) for side in (part.kernel_size, part.stride)]
-                setattr(parent, name, nn.MaxPool3d(*sides, (0, part.padding, part.padding)))
+                setattr(parent, name, nn.MaxPool3d((1, 3, 3), (1, 2, 2), (0, 1, 1)))
             elif "Pool" in type(part).__name__:
                 setattr(parent, name, nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten()))
     return made
+
+
+def clip_of(*shots: tuple[Path, int]) -> np.ndarray:
+    """Frames (D, H, W, 3): each photograph, for so many of them."""
+    frames = [np.asarray(Image.open(path).convert("RGB").resize((224, 224))) for path, _ in shots]
+    return np.repeat(np.stack(frames), [count for _, count in shots], axis=0)
+
+
+def main(out: Path, weights: Path | None = None) -> None:
+    """A clip that cuts from a cup of coffee to a cat, and which voxels are evidence for the cat."""
+    flat = aha.load_model("timm:resnet18", weights=weights, pretrained=weights is not None)
+    stated = flat.stated_preprocessing()
+    model = aha.load_model(
+        inflated(flat.module),
+        input_size=(3, 8, 224, 224),
+        mean=stated.mean,
+        std=stated.std,
+        class_names=flat.class_names,
+    )
+    coffee, cat = photographs(["coffee.png", "chelsea.png"])
+    clip = clip_of((coffee, 4), (cat, 4))
+    found = aha.explain(model, clip, "grad_cam", target="Egyptian cat")
+    evidence = found.maps[0].clamp(min=0).sum(dim=(1, 2))
+    print(f"{found!r}: {found.caption()}")
+    print(f"evidence in the frames that show the cat: {float(evidence[4:].sum() / evidence.sum()):.0%}")
+    out.mkdir(parents=True, exist_ok=True)
+    found.montage(count=8).save(out / "volume.png")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)

@@ -179,7 +179,7 @@ def explain_batches(
         check_fit(chosen, model)
     # The model's own chunks remember, from call to call, what fitted into memory.
     chunks = model.chunks if batch_size is None else Chunks(batch_size)
-    total, first = count_images(images, 3 if model.preprocessing is None else 1 + len(model.preprocessing.size)), 0
+    total, first = count_images(images, model), 0
     for batch in iter_batches(model, images, chunks.size, labels, on_error):
         end = first + len(batch.inputs)
         with part(first, end, total) if total else nullcontext():

@@ -225,6 +225,7 @@ def score_case(case: Case, protocols: Sequence[Protocol], scores: Scores, faults
     for protocol in protocols:
         for chosen in protocol.metrics:
             try:
+                chosen.check_volume(case)
                 with torch.no_grad():
                     values = chosen(case)
                     curves = _curve_rows(case, chosen, protocol)
@@ -277,6 +278,7 @@ def _open(case: Case, chosen: Metric) -> list[Perturbation]:
     """What the metric wants to know of the model and can be asked; what cannot, the metric will say itself."""
     wanted = []
     with suppress(AhaError):
+        chosen.check_volume(case)
         for perturbation in chosen.perturbations(case):
             if not case.is_known(perturbation):
                 case.sample.reference(perturbation.reference, case.target)

@@ -20,7 +20,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from aha.core.axes import is_volume
+from aha.core.disk import readable
 from aha.data.images import Pictures, find_images, is_folder, iter_pictures
+from aha.data.measured import find_measured, read_measured
 from aha.errors import ImageError, TargetError
 from aha.models import TargetModel
 from aha.models.preprocessing import Geometry
@@ -61,8 +63,13 @@ Images: TypeAlias = Pictures | Dataset[Any] | DataLoader[Any] | Batch
 """A path, folder, PIL image, array, tensor, a list of these, a torch Dataset, a DataLoader, or a batch."""
 
 
-def count_images(images: Images, axes: int = 3) -> int | None:
+def count_images(images: Images, model: TargetModel | None = None) -> int | None:
     """How many images the caller handed in, if that is known without reading them."""
+    stated, axes = None if model is None else model.preprocessing, 3 if model is None else _axes_of(model)
+    if stated is not None and stated.is_measured and not isinstance(images, Batch | Dataset | DataLoader):
+        if (inputs := _as_inputs(images, axes)) is not None:
+            return len(inputs)
+        return len(list(_measured_sources(images, axes)))
     if isinstance(images, Batch):
         return len(images.inputs)
     if isinstance(images, Tensor):
@@ -95,7 +102,7 @@ def iter_batches(
         batches = _from_inputs(model, inputs, batch_size)
     else:
         batches = _from_pictures(model, images, batch_size, on_error)
-    return batches if labels is None else _labelled(batches, labels, count_images(images, _axes_of(model)))
+    return batches if labels is None else _labelled(batches, labels, count_images(images, model))
 
 
 def _axes_of(model: TargetModel) -> int:
@@ -258,6 +265,9 @@ def _from_pictures(
 ) -> Iterator[Batch]:
     """Batches of pictures; those without a file are named by their number, which starts at `first`."""
     preprocess = model.stated_preprocessing()
+    if preprocess.is_measured:
+        yield from _from_arrays(model, images, batch_size, on_error, first)
+        return
     if isinstance(images, Tensor) and images.dim() == 4:
         images = list(images)
     inputs: list[Tensor] = []
@@ -287,6 +297,52 @@ def _from_pictures(
             inputs, subjects, positions = [], [], []
     if inputs:
         yield Batch(torch.stack(inputs), subjects, positions=positions)
+
+
+def _from_arrays(
+    model: TargetModel,
+    images: Pictures,
+    batch_size: int,
+    on_error: Callable[[str, ImageError], None] | None,
+    first: int,
+) -> Iterator[Batch]:
+    """Batches of images of bands or of volumes, from arrays and files."""
+    preprocess = model.stated_preprocessing()
+    inputs: list[Tensor] = []
+    subjects: list[Subject] = []
+    positions: list[int] = []
+    for index, source in enumerate(_measured_sources(images, _axes_of(model))):
+        path = Path(source) if isinstance(source, str | Path) else None
+        name = f"image-{first + index}" if path is None else readable(path)
+        try:
+            values = read_measured(source, name, preprocess)
+            tensor, geometry = preprocess.of_values(values)
+        except ImageError as error:
+            if on_error is None:
+                raise
+            on_error(name, error)
+            continue
+        inputs.append(tensor)
+        subjects.append(viewed(model, name, values, geometry, path))
+        positions.append(index)
+        if len(inputs) == batch_size:
+            yield Batch(torch.stack(inputs), subjects, positions=positions)
+            inputs, subjects, positions = [], [], []
+    if inputs:
+        yield Batch(torch.stack(inputs), subjects, positions=positions)
+
+
+def _measured_sources(images: Any, axes: int) -> Iterator[Any]:
+    """One after the other; an array or tensor with an axis more than one input holds several."""
+    if isinstance(images, list | tuple):
+        for one in images:
+            yield from _measured_sources(one, axes)
+    elif isinstance(images, str | Path):
+        yield from find_measured(Path(images))
+    elif isinstance(images, Tensor | np.ndarray) and images.ndim == axes + 1:
+        yield from images
+    else:
+        yield images
 
 
 def _labelled(batches: Iterator[Batch], labels: Sequence[int] | Tensor, total: int | None) -> Iterator[Batch]:
