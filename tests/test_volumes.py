@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def test_methods_for_images_refuse_in_one_line(name: str, volumes: Tensor) -> No
         with pytest.raises((CapabilityError, SpecError)) as caught:
             aha.explain(model, volumes, text, 1)
         one_line(caught)
-        assert "not volumes or clips" in str(caught.value) or "needs" in str(caught.value)
+        assert "volumes" in str(caught.value) or "needs" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
@@ -154,9 +155,14 @@ def test_equal_slices_have_equal_maps_that_sum_to_that_of_the_image(method: str)
     network = randomised(timm.create_model("resnet18", pretrained=False, num_classes=10), gain=1.0)
     deep = runpy.run_path(str(EXAMPLE))["inflated"](network)
     image = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
-    flat = aha.explain(load_model(network), image, method, 3).maps
+    classes = load_model(network).outputs(image)[0].argsort(descending=True).tolist()
+    with warnings.catch_warnings():  # Grad-CAM's map of a class may be flat at zero
+        warnings.simplefilter("ignore")
+        maps = {cls: aha.explain(load_model(network), image, method, cls).maps for cls in classes}
+    target = next(cls for cls in classes if bool(maps[cls].any()))
+    flat = maps[target]
     clip = image[:, :, None].expand(-1, -1, 4, -1, -1)
-    found = aha.explain(load_model(deep), clip, method, 3).maps
+    found = aha.explain(load_model(deep), clip, method, target).maps
     size = float(flat.abs().max())
     assert size > 0
     assert torch.allclose(found, found.mean(dim=1, keepdim=True).expand_as(found), atol=1e-4 * size)
@@ -273,14 +279,14 @@ def test_arrays_of_volumes(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "b.npz", volume=values)
     found = aha.explain(model, tmp_path, "gradient", 1)
     assert found.maps.shape == (2, 4, 12, 10)
-    assert torch.equal(found.maps[0], found.maps[1])
+    assert torch.allclose(found.maps[0], found.maps[1], atol=1e-7)
     assert found.original_map(0).shape == (8, 24, 20)
     assert len(found.subjects[0].frames) == 8
     assert found.overlay(0, slice=7, caption=False).size == (20, 24)
     given = torch.nn.functional.interpolate(torch.from_numpy(values)[None, None], (4, 12, 10), mode="trilinear")
     by_hand = aha.explain(model, given / 2, "gradient", 1)
     assert torch.allclose(found.maps[0], by_hand.maps[0], atol=1e-6)
-    assert torch.equal(aha.explain(model, values, "gradient", 1).maps[0], found.maps[0])
+    assert torch.allclose(aha.explain(model, values, "gradient", 1).maps[0], found.maps[0], atol=1e-7)
 
 
 def test_bytes_are_pixels(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def iter_batches(
 
 def _axes_of(model: TargetModel) -> int:
     """Of one input: those of an image (C, H, W), or of a volume (C, D, H, W) where the model states such a size."""
-    return 3 if model.preprocessing is None else 1 + len(model.preprocessing.size)
+    return 3 if model.preprocessing is None else 1 + len(model.preprocessing.places)
 
 
 def _as_inputs(images: Pictures, axes: int = 3) -> Tensor | None:

@@ -60,7 +60,7 @@ def read_measured(source: Any, name: str, wanted: Preprocessing) -> Tensor:
     if values.dtype.kind not in "fiub" or values.size == 0:
         raise ImageError(f"{name} holds {values.size} values of {values.dtype}; expected numbers")
     _check_size(values.shape, name)
-    ordered = _channels_first(values, len(wanted.mean), len(wanted.size), name)
+    ordered = _channels_first(values, len(wanted.mean), len(wanted.places), name)
     found = torch.from_numpy(np.ascontiguousarray(ordered, dtype=np.float32))
     if values.dtype == np.uint8:
         found = found / 255
@@ -137,7 +137,7 @@ def _nifti(path: Path, name: str) -> NDArray[Any]:
         raise MissingExtra(f"{name}: NIfTI", "volumes") from None
     image: Any = nibabel.load(path)
     _check_size(image.shape, name)
-    canonical = nibabel.as_closest_canonical(image)
+    canonical = nibabel.as_closest_canonical(image)  # type: ignore[no-untyped-call]
     values = np.asarray(canonical.dataobj, dtype=np.float32)
     return np.swapaxes(values.squeeze(), 0, 2)
 

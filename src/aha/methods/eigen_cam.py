@@ -45,4 +45,4 @@ def first_projection(features: Tensor, *, centred: bool) -> Tensor:
     projected = left[..., 0] * values[..., :1]  # (B, h*w): F v_1 = s_1 u_1
     agreement = (projected * rows.norm(dim=-1)).sum(dim=-1, keepdim=True)  # (B, 1)
     signed = torch.where(agreement < 0, -projected, projected)
-    return signed.unflatten(1, features.shape[2:]).to(features.dtype)
+    return signed.view(len(signed), *features.shape[2:]).to(features.dtype)

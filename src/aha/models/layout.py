@@ -31,7 +31,7 @@ class Layout:
             return raw
         if self.kind == "NHWC":
             return rearrange(raw, "b ... c -> b c ...")
-        return rearrange(raw[:, self.prefix :].unflatten(1, self.grid), "b ... c -> b c ...")
+        return rearrange(raw[:, self.prefix :].reshape(len(raw), *self.grid, -1), "b ... c -> b c ...")
 
     def from_map(self, maps: Tensor, raw: Tensor) -> Tensor:
         """The raw tensor again, with its spatial part taken from `maps`; never shares memory with `maps`."""

@@ -23,7 +23,7 @@ from aha.models.habits import habits_of_weights, own_class_names, own_preprocess
 from aha.models.hooks import autograd, preserved_random_state
 from aha.models.outputs import OutputReader
 from aha.models.precision import Precision
-from aha.models.preprocessing import Fit, Preprocessing
+from aha.models.preprocessing import Fit, Preprocessing, preprocessing_of
 from aha.models.runnable import unwrapped
 from aha.models.scores import Score, ScoreFunction, load_score
 from aha.models.sources import Loaded, Request, default_device, size_in, split_spec
@@ -119,6 +119,7 @@ def load_model(
         return model
     mean, std = _per_channel(mean, "mean"), _per_channel(std, "std")
     size = _height_width(input_size if input_size is not None else img_size)
+    flat = (size[0], size[1]) if size is not None and len(size) == 2 else None  # a volume's is the caller's alone
     stated = None if score is None else load_score(score)  # before anything is loaded
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise ModelError(f"{model.__name__} is a class, not a network; create one: load_model({model.__name__}(...))")
@@ -127,23 +128,25 @@ def load_model(
         spec = f"module:{type(unwrapped(model)).__name__}" if module is model else f"function:{name_of(model)}"
         if device is not None and _named_device(device) != _device_of(module):
             raise ModelError(f"the module is on {_device_of(module)}; move it yourself: module.to({str(device)!r})")
-        request = Request(None, pretrained, size, mean, std, texts)
+        request = Request(None, pretrained, flat, mean, std, texts)
         loaded = _from_module(module, request, weights, processor, tokenizer, is_paired_by_hand=inputs is not None)
     else:
         if weights is not None and not isinstance(weights, str | Path):
             raise ModelError(f"weights= must be a file, not a {type(weights).__name__}")
         texts, spec = _texts_in(model, texts)
         with autograd(True):  # weights that are made in the caller's inference mode could never be part of a graph
-            request = Request(None if weights is None else Path(weights), pretrained, size, mean, std, texts)
+            request = Request(None if weights is None else Path(weights), pretrained, flat, mean, std, texts)
             loaded = _from_spec(spec, request)
             module = loaded.module.requires_grad_(False).eval().to(_usable(device))
             # Channels last: the same numbers from faster kernels (1.3 to 1.6 times for CNNs on a CPU).
             loaded = replace(loaded, module=module.to(memory_format=torch.channels_last))
         if processor is not None:
-            loaded = replace(loaded, preprocessing=own_preprocessing(loaded.module, size, processor))
+            loaded = replace(loaded, preprocessing=own_preprocessing(loaded.module, flat, processor))
     if inputs is not None:
         fixed = FixedInputs(unwrapped(loaded.module), inputs)
         loaded, spec = replace(loaded, module=fixed), f"{spec}[inputs {fixed.fixed_digest}]"
+    if size is not None and flat is None:
+        loaded = replace(loaded, preprocessing=None)
     if transform is not None:
         loaded = replace(loaded, preprocessing=Transformed.by(transform, mean, std))
     else:
@@ -311,7 +314,7 @@ def _adjusted(
             raise ModelError(
                 "a plain module needs input_size, mean and std together (or none, to explain tensors only)"
             )
-        return Preprocessing(size, tuple(mean), tuple(std), fit=fit or "crop")
+        return preprocessing_of(size, mean, std, fit or "crop")
     if isinstance(own, Transformed):
         if fit is not None or size not in (None, own.size):
             raise ModelError("the model's own transform decides sizes and fit; pass another transform=")

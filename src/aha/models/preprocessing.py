@@ -7,7 +7,7 @@ does what timm and torchvision do in evaluation, `Geometry` remembers where each
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -121,7 +121,7 @@ class Preprocessing:
     """How pictures become the inputs of one model.
 
     Attributes:
-        size: Height and width of the input; of volumes, depth before them.
+        size: Height and width of the input.
         mean: Per channel, subtracted from pixels in [0, 1]; its length is the number of channels: 3,
             1 for a model of greyscale pictures, or as many as arrays have that are read by `of_values`.
         std: Per channel, divided by after the mean was subtracted.
@@ -135,7 +135,7 @@ class Preprocessing:
             as in transformers.
     """
 
-    size: tuple[int, ...]
+    size: tuple[int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     fit: Fit = "crop"
@@ -187,26 +187,24 @@ class Preprocessing:
         return inputs, Geometry(original, self.size, box)
 
     @property
+    def places(self) -> tuple[int, ...]:
+        """The axes of an input behind its channels: (H, W), or (D, H, W) of a volume."""
+        return self.size
+
+    @property
     def is_measured(self) -> bool:
         """Are its inputs arrays of bands or volumes, not photographs?"""
-        return len(self.mean) not in (1, 3) or len(self.size) > 2
+        return len(self.mean) not in (1, 3) or len(self.places) > 2
 
     @property
     def reads(self) -> str:
         """What one input is, in words."""
-        kind = "volumes" if len(self.size) > 2 else "images"
+        kind = "volumes" if len(self.places) > 2 else "images"
         return f"{kind} of {len(self.mean)} channel{'s' * (len(self.mean) > 1)}"
 
     def of_values(self, values: Tensor) -> tuple[Tensor, Geometry]:
-        """Values (C, H, W) or (C, D, H, W), in the units of `mean`, as an input of that shape, and its geometry.
-
-        Volumes are resized as a whole. Images are resized, cut and padded as photographs are.
-        """
+        """Values (C, H, W), in the units of `mean`, as an input, resized, cut and padded as photographs are."""
         original = (values.shape[-2], values.shape[-1])
-        if len(self.size) > 2:
-            inputs = self.normalise(_resized_linearly(values, self.size))
-            box = (0.0, 0.0, float(original[0]), float(original[1]))
-            return inputs, Geometry(original, self.size[-2:], box, (values.shape[1], self.size[0]))
         height, width = self._resized(original)
         top, left = (self._offset(length, target) for length, target in zip((height, width), self.size, strict=True))
         bottom, right = top + self.size[0], left + self.size[1]
@@ -231,7 +229,7 @@ class Preprocessing:
         return inputs * std + mean
 
     def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = (like.new_tensor(values).view(-1, *[1] * len(self.size)) for values in (self.mean, self.std))
+        mean, std = (like.new_tensor(values).view(-1, *[1] * len(self.places)) for values in (self.mean, self.std))
         return mean, std
 
     def _resized(self, original: tuple[int, int]) -> tuple[int, int]:
@@ -256,6 +254,37 @@ class Preprocessing:
             # torchvision's CenterCrop rounds differently when it has to pad.
             return -((target - length) // 2)
         return round((length - target) / 2) if self.centre == "round" else (length - target) // 2
+
+
+@dataclass(frozen=True)
+class VolumePreprocessing(Preprocessing):
+    """How arrays become volumes (C, D, H, W).
+
+    Attributes:
+        depth: Slices of the input, or frames.
+    """
+
+    depth: int = 1
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Depth, height and width."""
+        return (self.depth, *self.size)
+
+    def of_values(self, values: Tensor) -> tuple[Tensor, Geometry]:
+        """Values (C, D0, H0, W0), in the units of `mean`, as an input, resized as a whole."""
+        height, width = values.shape[-2:]
+        inputs = self.normalise(_resized_linearly(values, self.places))
+        box = (0.0, 0.0, float(height), float(width))
+        return inputs, Geometry((height, width), self.size, box, (values.shape[1], self.depth))
+
+
+def preprocessing_of(size: Sequence[int], mean: Sequence[float], std: Sequence[float], fit: Fit) -> Preprocessing:
+    """Of images (H, W) or volumes (D, H, W)."""
+    height, width = size[-2:]
+    if len(size) == 2:
+        return Preprocessing((height, width), tuple(mean), tuple(std), fit=fit)
+    return VolumePreprocessing((height, width), tuple(mean), tuple(std), fit=fit, depth=size[0])
 
 
 def _resized_linearly(values: Tensor, size: tuple[int, ...]) -> Tensor:

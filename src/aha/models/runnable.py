@@ -140,7 +140,7 @@ class RunnableModel:
         if self._num_classes is None:
             if self.preprocessing is None:
                 raise ModelError(f"{self.spec}: the number of classes is unknown until an input size is stated")
-            shape = (1, len(self.preprocessing.mean), *self.preprocessing.size)
+            shape = (1, len(self.preprocessing.mean), *self.preprocessing.places)
             self.outputs(torch.zeros(shape, device=self.device))
         assert self._num_classes is not None
         return self._num_classes
@@ -382,5 +382,5 @@ class RunnableModel:
         # Numbers also while a graph is recorded, where the sizes of a tensor are tensors themselves.
         if size is not None and len(size) > 2:
             return tuple(map(int, size))
-        places = map(int, self.stated_preprocessing().size if size is None else size)
+        places = map(int, self.stated_preprocessing().places if size is None else size)
         return 3 if self.preprocessing is None else len(self.preprocessing.mean), *places

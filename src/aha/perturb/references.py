@@ -28,7 +28,7 @@ from aha.core.seeds import generator_of
 from aha.core.spec import Spec, parse
 from aha.errors import SpecError
 from aha.models import TargetModel
-from aha.models.preprocessing import Preprocessing
+from aha.models.preprocessing import preprocessing_of
 from aha.models.scores import SCORES
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -88,7 +88,7 @@ def with_normalisation(model: TargetModel, inputs: Tensor) -> TargetModel:
     """The model, or one that takes inputs for pixels: any normalisation will do for what follows from the image."""
     if model.preprocessing is None:
         model = copy(model)  # the wrapper only: the module, its lock and its counts are shared
-        model.preprocessing = Preprocessing(tuple(inputs.shape[2:]), mean=(0.0,), std=(1.0,))
+        model.preprocessing = preprocessing_of(inputs.shape[2:], mean=(0.0,), std=(1.0,), fit="crop")
     return model
 
 
