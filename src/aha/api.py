@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from aha.core.axes import resized
 from aha.core.interrupts import interrupts_wait
 from aha.core.progress import Listener, in_parts, part
 from aha.core.progress_line import shown
@@ -178,7 +178,7 @@ def explain_batches(
         check_fit(chosen, model)
     # The model's own chunks remember, from call to call, what fitted into memory.
     chunks = model.chunks if batch_size is None else Chunks(batch_size)
-    total, first = count_images(images), 0
+    total, first = count_images(images, model), 0
     for batch in iter_batches(model, images, chunks.size, labels, on_error):
         end = first + len(batch.inputs)
         with part(first, end, total) if total else nullcontext():
@@ -254,7 +254,7 @@ def _explain_batch(
     # Whatever mode the caller is in, tensors made here are ordinary ones that may enter a graph.
     with interrupts_wait(), torch.inference_mode(False), torch.no_grad():
         inputs = batch.inputs.to(model.device, torch.promote_types(batch.inputs.dtype, torch.float32)).clone()
-        size = (inputs.shape[-2], inputs.shape[-1])
+        size = tuple(inputs.shape[2:])
         check_fit(method, model, inputs.shape[1:])
         work = _BatchWork(model, method, inputs, target, batch, seed, chunks, first, total)
         parts = work.run_in_parts() if batch.outputs is None else [work.run_knowing(batch.outputs)]
@@ -278,7 +278,7 @@ def _explain_batch(
         settings={
             "seed": seed,
             "score": model.score.name,
-            "upsampling": UPSAMPLING,
+            "upsampling": UPSAMPLING if len(size) == 2 else "trilinear",
             "precision": model.precision,
             **model.engine_facts,
             "input_size": list(size),
@@ -390,14 +390,13 @@ def _taken(images: Tensor, rows: list[int]) -> Tensor:
     return images if rows == list(range(len(images))) else images[rows]
 
 
-def _at_input_size(maps: Tensor, size: tuple[int, int], method: Method) -> Tensor:
+def _at_input_size(maps: Tensor, size: tuple[int, ...], method: Method) -> Tensor:
     """Native maps (B, h, w) as float32 at the size of the model input."""
-    if maps.dim() != 3:
-        raise ModelError(f"{method} returned maps of shape {tuple(maps.shape)}, not (batch, height, width)")
+    if maps.dim() != len(size) + 1:
+        places = "(batch, height, width)" if len(size) == 2 else "(batch, depth, height, width)"
+        raise ModelError(f"{method} returned maps of shape {tuple(maps.shape)}, not {places}")
     maps = maps.float()
-    if maps.shape[1:] == size:
-        return maps
-    return F.interpolate(maps[:, None], size=size, mode=UPSAMPLING, align_corners=False)[:, 0]
+    return maps if maps.shape[1:] == size else resized(maps, size)
 
 
 def _warn_of_unusable(explanation: Explanation, outputs: Tensor) -> None:

@@ -237,8 +237,6 @@ BAD_OPTIONS = [("--batch-size", "0"), ("--input-size", "-3"), ("--seed", "-1"), 
 
 
 @pytest.mark.parametrize("option", BAD_OPTIONS)
-    "option", [("--batch-size", "0"), ("--input-size", "-3"), ("--seed", "-1"), ("--nonsense", "1")]
-)
 def test_usage_errors_exit_with_2(tmp_path: Path, option: tuple[str, str]) -> None:
     result = run("explain", picture(tmp_path / "a.png"), *MODEL, *option, "--out", tmp_path / "out")
     assert result.exit_code == 2

@@ -138,6 +138,31 @@ def test_one_file_works_alone(explained: list[Explanation], browser: Any, tmp_pa
     assert problems == []
 
 
+def test_slices_of_a_volume(browser: Any, tmp_path: Path) -> None:
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 4 * 12 * 10, 2))
+    volume = torch.randn(1, 3, 4, 12, 10, generator=torch.Generator().manual_seed(0))
+    found = aha.explain(network, volume, "gradient", 1)
+    told = payload([found])
+    assert [one["name"] for one in told["pictures"]] == [f"image-0, slice {number}" for number in range(4)]
+    assert told["slices"] == 4
+    assert {one["pixels"] for one in told["maps"]} == {480}
+    ranks = np.concatenate([np.frombuffer(base64.b64decode(one["ranks"]), "<u2") for one in told["maps"]])
+    assert sorted(ranks) == list(range(480))  # of all voxels together
+    assert len({(one["low"], one["high"], one["unit"]) for one in told["maps"]}) == 1
+    large = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 70 * 4, 2))
+    deep = aha.explain(large, torch.rand(1, 3, 70, 2, 2), "gradient", 1)
+    assert len(payload([deep])["maps"]) == 60
+    page, problems = browser.new_page(offline=True), []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(found.to_html(tmp_path / "slices.html").as_uri())
+    look(page)
+    slider = page.get_by_label("Slice", exact=True)
+    slider.fill("3")
+    page.wait_for_function("document.querySelector('.viewer-tools select').value === '3'")
+    page.close()
+    assert problems == []
+
+
 def test_a_name_cannot_leave_its_place(model: TargetModel, tmp_path: Path) -> None:
     found = aha.explain(model, Image.new("RGB", (70, 70), "red"), "center_map", 3, progress=False)
     nasty = replace(found, labels=["</script><script>alert(1)</script>"])

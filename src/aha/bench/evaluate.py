@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from aha.api import Asked, explain
 from aha.bench.truth import Truth, check_truth, copied, labelled_samples
+from aha.core.axes import resized
 from aha.core.progress import Listener, in_parts, part
 from aha.core.progress_line import shown
 from aha.data.batches import Batch, Images, count_images, iter_batches
@@ -229,6 +229,7 @@ def score_case(case: Case, protocols: Sequence[Protocol], scores: Scores, faults
     for protocol in protocols:
         for chosen in protocol.metrics:
             try:
+                chosen.check_volume(case)
                 with torch.no_grad():
                     values = chosen(case)
                     curves = _curve_rows(case, chosen, protocol)
@@ -281,6 +282,7 @@ def _open(case: Case, chosen: Metric) -> list[Perturbation]:
     """What the metric wants to know of the model and can be asked; what cannot, the metric will say itself."""
     wanted = []
     with suppress(AhaError):
+        chosen.check_volume(case)
         for perturbation in chosen.perturbations(case):
             if not case.is_known(perturbation):
                 case.sample.reference(perturbation.reference, case.target)
@@ -411,7 +413,7 @@ class MethodSource:
 
     def _again(self, together: list[int], model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
         maps = self.method.seeded(self.seed).among(together)(model, inputs, classes).detach().float()
-        return F.interpolate(maps[:, None], size=inputs.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+        return resized(maps, inputs.shape[2:])
 
 
 @dataclass

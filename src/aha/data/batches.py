@@ -19,7 +19,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from aha.core.axes import is_volume
+from aha.core.disk import readable
 from aha.data.images import Pictures, find_images, is_folder, iter_pictures
+from aha.data.measured import find_measured, read_measured
 from aha.errors import ImageError, TargetError
 from aha.models import TargetModel
 from aha.models.preprocessing import Geometry
@@ -29,12 +32,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Subject:
-    """One explained image: its name, its picture in full size, and where the model input lies in it."""
+    """One explained image: its name, its picture in full size, and where the model input lies in it.
+
+    Of a volume, `frames` are all slices, of which `image` is the one in the middle.
+    """
 
     name: str
     image: Image.Image
     geometry: Geometry
     path: Path | None = None
+    frames: Sequence[Image.Image] = ()
 
 
 @dataclass(frozen=True)
@@ -56,12 +63,17 @@ Images: TypeAlias = Pictures | Dataset[Any] | DataLoader[Any] | Batch
 """A path, folder, PIL image, array, tensor, a list of these, a torch Dataset, a DataLoader, or a batch."""
 
 
-def count_images(images: Images) -> int | None:
+def count_images(images: Images, model: TargetModel | None = None) -> int | None:
     """How many images the caller handed in, if that is known without reading them."""
+    stated, axes = None if model is None else model.preprocessing, 3 if model is None else _axes_of(model)
+    if stated is not None and stated.is_measured and not isinstance(images, Batch | Dataset | DataLoader):
+        if (inputs := _as_inputs(images, axes)) is not None:
+            return len(inputs)
+        return len(list(_measured_sources(images, axes)))
     if isinstance(images, Batch):
         return len(images.inputs)
     if isinstance(images, Tensor):
-        return 1 if images.dim() == 3 else len(images)
+        return 1 if images.dim() == axes else len(images)
     if isinstance(images, str | Path):
         return len(find_images(Path(images))) if is_folder(images) else 1
     if isinstance(images, list | tuple):
@@ -86,24 +98,33 @@ def iter_batches(
         batches = _from_dataset(model, images, batch_size, on_error)
     elif isinstance(images, DataLoader):
         batches = _from_loader(model, images)
-    elif (inputs := _as_inputs(images)) is not None:
+    elif (inputs := _as_inputs(images, _axes_of(model))) is not None:
         batches = _from_inputs(model, inputs, batch_size)
     else:
         batches = _from_pictures(model, images, batch_size, on_error)
-    return batches if labels is None else _labelled(batches, labels, count_images(images))
+    return batches if labels is None else _labelled(batches, labels, count_images(images, model))
 
 
-def _as_inputs(images: Pictures) -> Tensor | None:
-    """Float tensors (B, C, H, W), (C, H, W) or a list of the latter, as one batch; None for pictures."""
+def _axes_of(model: TargetModel) -> int:
+    """Of one input: those of an image (C, H, W), or of a volume (C, D, H, W) where the model states such a size."""
+    return 3 if model.preprocessing is None else 1 + len(model.preprocessing.places)
+
+
+def _as_inputs(images: Pictures, axes: int = 3) -> Tensor | None:
+    """Float tensors (B, C, H, W), (C, H, W) or a list of the latter, as one batch; None for pictures.
+
+    Volumes (B, C, D, H, W); one alone is known by the `axes` that the model states.
+    """
     if isinstance(images, list | tuple) and images and all(_is_float_tensor(item) for item in images):
         if len({item.shape for item in images}) > 1:
             raise ImageError("tensors of different shapes cannot form a batch; explain them one by one")
         images = torch.stack(list(images))
     if not isinstance(images, Tensor) or not images.is_floating_point():
         return None
-    if images.dim() not in (3, 4) or images.numel() == 0:
-        raise ImageError(f"a tensor of shape {tuple(images.shape)} is not (C, H, W) or (B, C, H, W)")
-    return images if images.dim() == 4 else images[None]
+    if images.dim() not in (axes, axes + 1, 5) or images.numel() == 0:
+        wanted = "(C, H, W) or (B, C, H, W)" if axes == 3 else "(C, D, H, W) or (B, C, D, H, W)"
+        raise ImageError(f"a tensor of shape {tuple(images.shape)} is not {wanted}")
+    return images[None] if images.dim() == axes else images
 
 
 def _is_float_tensor(value: Any) -> bool:
@@ -118,27 +139,56 @@ def _from_inputs(model: TargetModel, inputs: Tensor, batch_size: int, first: int
         part = inputs[start : start + batch_size].detach()
         part = part.to(torch.promote_types(part.dtype, torch.float32))  # gradients of half inputs would be half too
         # A sum is finite only if all of its terms are, and much sooner found than whether each of them is.
-        finite = part.sum(dim=(1, 2, 3)).isfinite()
+        finite = part.flatten(1).sum(dim=1).isfinite()
         if not finite.all() and not (finite := part.isfinite().flatten(1).all(dim=1)).all():
             raise ImageError(f"image-{first + start + int(finite.int().argmin())} has pixels that are not finite")
-        geometry = Geometry.identity((part.shape[-2], part.shape[-1]))
-        subjects = [
-            Subject(f"image-{first + start + i}", picture, geometry) for i, picture in enumerate(_pictures(model, part))
-        ]
+        pixels = part if stated is None else model.to_pixels(part)
+        subjects = [viewed(model, f"image-{first + start + i}", values) for i, values in enumerate(pixels)]
         yield Batch(part, subjects)
 
 
-def _pictures(model: TargetModel, inputs: Tensor) -> list[Any]:
-    """Viewable pictures of model inputs: de-normalised where the model's normalisation is known, else stretched."""
-    if model.preprocessing is not None:
-        pixels = model.to_pixels(inputs)
-    else:
-        low, high = (getattr(inputs, end)(dim=(1, 2, 3), keepdim=True) for end in ("amin", "amax"))
-        pixels = (inputs - low) / (high - low).clamp(min=1e-12)
-    if pixels.shape[1] not in (1, 3):
-        pixels = pixels.mean(dim=1, keepdim=True)  # other than RGB: a grey view
-    shades = (pixels.float().clamp(0, 1) * 255).byte().expand(-1, 3, -1, -1).permute(0, 2, 3, 1)  # (B, H, W, 3)
-    return [Image.fromarray(picture) for picture in shades.contiguous().cpu().numpy()]
+def viewed(
+    model: TargetModel, name: str, pixels: Tensor, geometry: Geometry | None = None, path: Path | None = None
+) -> Subject:
+    """An image (C, H, W), or the slices of a volume (C, D, H, W), as pictures.
+
+    RGB and grey are stretched if the model's normalisation is not known. Of other channels, the three that `bands`
+    names are drawn, or their mean, in grey; these and volumes are stretched from the 1st to the 99th percentile, one
+    range for all slices, unless they are pixels from 0 to 1.
+    """
+    has_depth = is_volume(pixels.shape)
+    is_measured = has_depth or len(pixels) not in (1, 3)
+    pixels = pixels.float()
+    if model.bands is not None:
+        pixels = pixels[list(model.bands)]
+    elif len(pixels) not in (1, 3):
+        pixels = pixels.mean(dim=0, keepdim=True)
+    if model.preprocessing is None or (is_measured and not _is_pixels(pixels)):
+        pixels = _stretched(pixels, by_percentiles=is_measured)
+    slices = pixels if has_depth else pixels[:, None]  # (C, D, H, W)
+    shades = (slices.clamp(0, 1) * 255).byte().expand(3, -1, -1, -1).permute(1, 2, 3, 0)  # (D, H, W, 3)
+    frames = [Image.fromarray(frame) for frame in shades.contiguous().cpu().numpy()]
+    place = geometry or Geometry.identity((pixels.shape[-2], pixels.shape[-1]))
+    return Subject(name, frames[len(frames) // 2], place, path, frames if has_depth else ())
+
+
+def _is_pixels(values: Tensor) -> bool:
+    """Do they fill the range from 0 to 1, as pixels do, up to rounding?"""
+    low, high = float(values.min()), float(values.max())
+    return low >= -0.01 and 0.2 <= high <= 1.01
+
+
+def _stretched(pixels: Tensor, *, by_percentiles: bool) -> Tensor:
+    """Values (C, ...) from 0 to 1: all by one range, or each channel between its percentiles."""
+    if not by_percentiles:
+        low, high = pixels.amin(), pixels.amax()
+        return (pixels - low) / (high - low).clamp(min=1e-12)
+    found = []
+    for channel in pixels:
+        few = channel.flatten()[:: max(1, channel.numel() // 2**20)]  # quantile takes no more than 2^24
+        low, high = few.quantile(0.01), few.quantile(0.99)
+        found.append((channel - low) / (high - low).clamp(min=1e-12))
+    return torch.stack(found)
 
 
 def _from_loader(model: TargetModel, loader: DataLoader[Any]) -> Iterator[Batch]:
@@ -162,7 +212,7 @@ def _from_dataset(
     for part in _in_lists(map(_parts, source), batch_size):
         images, labels = [image for image, _ in part], [label for _, label in part]
         known = None if None in labels else torch.tensor(labels)
-        inputs = _as_inputs(images)
+        inputs = _as_inputs(images, _axes_of(model))
         batches = (
             _from_pictures(model, images, batch_size, on_error, first)
             if inputs is None
@@ -200,8 +250,8 @@ def _image_and_label(item: Any) -> tuple[Any, Any]:
 def _split(item: Any) -> tuple[Tensor, Tensor | None]:
     """Inputs and labels of a loader's item."""
     inputs, labels = _image_and_label(item)
-    if not _is_float_tensor(inputs) or inputs.dim() != 4:
-        raise ImageError("the DataLoader must give float images (B, C, H, W), alone or with labels")
+    if not _is_float_tensor(inputs) or inputs.dim() not in (4, 5):
+        raise ImageError("the DataLoader must give float images (B, C, H, W) or volumes (B, C, D, H, W)")
     has_labels = isinstance(labels, Tensor) and labels.dim() == 1 and not labels.is_floating_point()
     return inputs, labels if has_labels else None
 
@@ -215,6 +265,9 @@ def _from_pictures(
 ) -> Iterator[Batch]:
     """Batches of pictures; those without a file are named by their number, which starts at `first`."""
     preprocess = model.stated_preprocessing()
+    if preprocess.is_measured:
+        yield from _from_arrays(model, images, batch_size, on_error, first)
+        return
     if isinstance(images, Tensor) and images.dim() == 4:
         images = list(images)
     inputs: list[Tensor] = []
@@ -244,6 +297,52 @@ def _from_pictures(
             inputs, subjects, positions = [], [], []
     if inputs:
         yield Batch(torch.stack(inputs), subjects, positions=positions)
+
+
+def _from_arrays(
+    model: TargetModel,
+    images: Pictures,
+    batch_size: int,
+    on_error: Callable[[str, ImageError], None] | None,
+    first: int,
+) -> Iterator[Batch]:
+    """Batches of images of bands or of volumes, from arrays and files."""
+    preprocess = model.stated_preprocessing()
+    inputs: list[Tensor] = []
+    subjects: list[Subject] = []
+    positions: list[int] = []
+    for index, source in enumerate(_measured_sources(images, _axes_of(model))):
+        path = Path(source) if isinstance(source, str | Path) else None
+        name = f"image-{first + index}" if path is None else readable(path)
+        try:
+            values = read_measured(source, name, preprocess)
+            tensor, geometry = preprocess.of_values(values)
+        except ImageError as error:
+            if on_error is None:
+                raise
+            on_error(name, error)
+            continue
+        inputs.append(tensor)
+        subjects.append(viewed(model, name, values, geometry, path))
+        positions.append(index)
+        if len(inputs) == batch_size:
+            yield Batch(torch.stack(inputs), subjects, positions=positions)
+            inputs, subjects, positions = [], [], []
+    if inputs:
+        yield Batch(torch.stack(inputs), subjects, positions=positions)
+
+
+def _measured_sources(images: Any, axes: int) -> Iterator[Any]:
+    """One after the other; an array or tensor with an axis more than one input holds several."""
+    if isinstance(images, list | tuple):
+        for one in images:
+            yield from _measured_sources(one, axes)
+    elif isinstance(images, str | Path):
+        yield from find_measured(Path(images))
+    elif isinstance(images, Tensor | np.ndarray) and images.ndim == axes + 1:
+        yield from images
+    else:
+        yield images
 
 
 def _labelled(batches: Iterator[Batch], labels: Sequence[int] | Tensor, total: int | None) -> Iterator[Batch]:

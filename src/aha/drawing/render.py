@@ -63,10 +63,15 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def heatmap(
-    values: MapLike, *, signed: bool | None = None, cmap: str | None = None, clip_percentile: float = 99.5
+    values: MapLike,
+    *,
+    signed: bool | None = None,
+    cmap: str | None = None,
+    clip_percentile: float = 99.5,
+    scale: Scale | None = None,
 ) -> Image.Image:
     """A map alone, in the colours of `aha.drawing.colours.colour`."""
-    pixels, _ = colour(values, signed=signed, cmap=cmap, clip_percentile=clip_percentile)
+    pixels, _ = colour(values, signed=signed, cmap=cmap, clip_percentile=clip_percentile, scale=scale)
     return Image.fromarray(pixels)
 
 

@@ -15,7 +15,7 @@ from aha.models import Captures, TargetModel
 from aha.perturb.masking import MaskedModel, Scale, explain_each
 
 
-@method("ablation_cam", family="cam", needs={"features"}, citation="Ramaswamy & Desai, WACV 2020")
+@method("ablation_cam", family="cam", needs={"features"}, volumes=True, citation="Ramaswamy & Desai, WACV 2020")
 @dataclass(frozen=True)
 class AblationCAM(Method):
     """Sum of the channels weighted by `(y - y_k) / |y|`, y_k being the score without channel k; positive part.

@@ -18,6 +18,7 @@ from typing import Annotated, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
+from aha.core.axes import is_volume
 from aha.core.declared import SYNONYMS
 from aha.core.registry import Registry, nearest_names
 from aha.core.seeds import generator_of
@@ -48,12 +49,14 @@ class Method(Spec):
         required: capabilities that every variant of the method needs.
         captured: what every variant reads of the clean images' forward pass (see `reads`).
         citation: where the method comes from.
+        for_volumes: it explains volumes and clips (B, C, D, H, W) too.
     """
 
     family: ClassVar[str] = ""
     required: ClassVar[frozenset[str]] = frozenset()
     captured: ClassVar[Captures] = NOTHING
     citation: ClassVar[str] = ""
+    for_volumes: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
@@ -123,6 +126,14 @@ class Method(Spec):
         own = [value for field in fields(self) if isinstance(value := getattr(self, field.name), Reference)]
         return [*own, *(reference for inner in self._inner() for reference in inner.references)]
 
+    def images_only(self) -> Spec | None:
+        """Which of its parts, itself included, explains no volumes; None where all do."""
+        if not self.for_volumes:
+            return self
+        parts = (value for field in fields(self) if isinstance(value := getattr(self, field.name), Partition))
+        inner = (part for method in self._inner() if (part := method.images_only()))
+        return next((part for part in parts if not part.for_volumes), None) or next(inner, None)
+
     def _inner(self) -> Iterable[Method]:
         """Methods among its parameters, and those whose maps its parts are made of."""
         own = [getattr(self, field.name) for field in fields(self)]
@@ -133,13 +144,19 @@ class Method(Spec):
 
 
 def method(
-    name: str, *, family: str, needs: Iterable[str] = (), reads: Captures = NOTHING, citation: str = ""
+    name: str,
+    *,
+    family: str,
+    needs: Iterable[str] = (),
+    reads: Captures = NOTHING,
+    volumes: bool = False,
+    citation: str = "",
 ) -> Callable[[M], M]:
     """Class decorator that registers a method; the name is also its file, its command-line word and its table row."""
 
     def add(cls: M) -> M:
         cls.name, cls.family, cls.required, cls.citation = name, family, frozenset(needs), citation
-        cls.captured = reads
+        cls.captured, cls.for_volumes = reads, volumes
         METHODS.register(name)(cls)
         return cls
 
@@ -176,6 +193,8 @@ def list_methods(model: TargetModel | None = None) -> list[str]:
 
 
 def _fits(kind: type[Method], model: TargetModel, size: Sequence[int] | None = None) -> bool:
+    if not kind.for_volumes and _is_of_volumes(model, size):
+        return False
     if "gradients" in kind.required and model.gradient_refusal(size):
         return False
     if not kind.required <= model.structure(size).capabilities:
@@ -192,7 +211,11 @@ def _serves(chosen: Method, model: TargetModel, size: Sequence[int] | None) -> b
 def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = None) -> None:
     """Refuses a method whose needs the model cannot meet for inputs of this size, before anything is computed."""
     for reference in chosen.references:
-        check_reference(reference, model)
+        check_reference(reference, model, () if size is None else size)
+    if _is_of_volumes(model, size) and (images_only := chosen.images_only()):
+        raise CapabilityError(
+            f"{images_only} explains images (C, H, W), not volumes or clips (C, D, H, W). {_advice(model, size)}"
+        )
     # Without a size, a module that states none can be asked only when its first inputs are there.
     is_known = size is not None or model.preprocessing is not None
     if is_known and "gradients" in chosen.needs and (why := model.gradient_refusal(size)):
@@ -214,6 +237,11 @@ def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = N
         f"{chosen} needs {', '.join(lacking)}; {model.spec} has {', '.join(sorted(structure.capabilities))}{because}. "
         f"{_advice(model, size)}"
     )
+
+
+def _is_of_volumes(model: TargetModel, size: Sequence[int] | None) -> bool:
+    stated = () if model.preprocessing is None else model.input_shape(None)
+    return is_volume(stated if size is None else size)
 
 
 def first_fitting(names: Iterable[str], model: TargetModel, size: Sequence[int] | None = None) -> Method | None:

@@ -151,7 +151,8 @@ class TokenPatcher:
         """Who is replaced in images of this size, and the grid of patches."""
         structure = self._model.structure(image.shape[1:])
         layout = structure.blocks[0].layout
-        inside = neighbours(layout.grid, self._method.neighbourhood).to(image.device)  # (N, N)
+        rows, columns = layout.grid
+        inside = neighbours((rows, columns), self._method.neighbourhood).to(image.device)  # (N, N)
         inside = torch.cat([inside.new_zeros(len(inside), layout.prefix), inside], dim=1)  # (N, T)
         readers = self._model.readout(image.shape[1:]).nonzero().flatten()
         patching = Patching(
@@ -163,7 +164,7 @@ class TokenPatcher:
             live=self._method.late == "live",
             all_live=bool((readers >= layout.prefix).any()),
         )
-        return patching, layout.grid
+        return patching, (rows, columns)
 
 
 class FeaturePatcher:

@@ -12,7 +12,7 @@ from aha.methods.base import Method, method
 from aha.models import TargetModel
 
 
-@method("center_map", family="baseline")
+@method("center_map", family="baseline", volumes=True)
 @dataclass(frozen=True)
 class CenterMap(Method):
     """`exp(-r^2 / (2 sigma^2))` around the centre, with r and sigma in units of each half side.
@@ -25,10 +25,10 @@ class CenterMap(Method):
     sigma: PositiveFloat = 0.5
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        batch, _, height, width = images.shape
-        y, x = (_centred(side, images.device) for side in (height, width))
-        bump = torch.exp(-(y[:, None] ** 2 + x[None, :] ** 2) / (2 * self.sigma**2))  # (H, W)
-        return bump.repeat(batch, 1, 1)  # (B, H, W)
+        axes = [_centred(side, images.device) ** 2 for side in images.shape[2:]]
+        distance = torch.stack(torch.meshgrid(*axes, indexing="ij")).sum(dim=0)  # (H, W), squared
+        bump = torch.exp(-distance / (2 * self.sigma**2))
+        return bump.repeat(len(images), *[1] * bump.dim())  # (B, H, W)
 
 
 def _centred(side: int, device: torch.device) -> Tensor:

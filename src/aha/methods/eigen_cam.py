@@ -14,7 +14,7 @@ from aha.methods.grad_cam import pick_stage
 from aha.models import Captures, TargetModel
 
 
-@method("eigen_cam", family="cam", needs={"features"}, citation="Muhammad & Yeasin, IJCNN 2020")
+@method("eigen_cam", family="cam", needs={"features"}, volumes=True, citation="Muhammad & Yeasin, IJCNN 2020")
 @dataclass(frozen=True)
 class EigenCAM(Method):
     """`F v_1`, with `v_1` the first right singular vector of the features, places as rows (eq. 2-4); class-agnostic.
@@ -43,10 +43,10 @@ class EigenCAM(Method):
 
 def first_projection(features: Tensor, *, centred: bool) -> Tensor:
     """Features (B, C, h, w) along their first right singular vector (B, h, w), positive where they are strong."""
-    rows = rearrange(features, "b c h w -> b (h w) c").double()  # double: close singular values stay apart
+    rows = rearrange(features, "b c ... -> b (...) c").double()  # double: close singular values stay apart
     used = rows - rows.mean(dim=1, keepdim=True) if centred else rows
     left, values, _ = torch.linalg.svd(used, full_matrices=False)
     projected = left[..., 0] * values[..., :1]  # (B, h*w): F v_1 = s_1 u_1
     agreement = (projected * rows.norm(dim=-1)).sum(dim=-1, keepdim=True)  # (B, 1)
     signed = torch.where(agreement < 0, -projected, projected)
-    return rearrange(signed, "b (h w) -> b h w", h=features.shape[2]).to(features.dtype)
+    return signed.view(len(signed), *features.shape[2:]).to(features.dtype)

@@ -141,7 +141,7 @@ def smooth_masks(parameters: Tensor) -> Tensor:
     return cells.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, : 1 - STEP, : 1 - STEP]  # ends at the last parameter
 
 
-def cropped(masks: Tensor, size: tuple[int, int]) -> Tensor:
+def cropped(masks: Tensor, size: tuple[int, ...]) -> Tensor:
     """Masks (m, H, W) without their margin."""
     return masks[:, SIGMA : SIGMA + size[0], SIGMA : SIGMA + size[1]]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aha.core.axes import per_image, place_axes
 from aha.core.validation import NonNegativeFloat, PositiveInt
 from aha.errors import CapabilityError
 from aha.methods.base import Layer, Method, method
@@ -16,7 +17,7 @@ from aha.methods.grad_cam import pick_stage
 from aha.models import Captures, TargetModel
 
 
-@method("finer_cam", family="cam", needs={"features", "gradients"}, citation="Zhang et al., CVPR 2025")
+@method("finer_cam", family="cam", needs={"features", "gradients"}, volumes=True, citation="Zhang et al., CVPR 2025")
 @dataclass(frozen=True)
 class FinerCAM(Method):
     """Grad-CAM of `y_c - alpha * y_d`, the mean over the rival classes d weighted by their probabilities.
@@ -59,8 +60,8 @@ class FinerCAM(Method):
         shares = scores.gather(1, others).softmax(dim=1)  # (B, D): of their probabilities
         for other, share in zip(others.T, shares.T, strict=True):
             (theirs,) = trace.gradients(other, features)
-            gradients = gradients - self.alpha * share.view(-1, 1, 1, 1) * theirs
-        weights = gradients.mean(dim=(2, 3), keepdim=True)  # (B, C, 1, 1)
+            gradients = gradients - self.alpha * per_image(share, theirs) * theirs
+        weights = gradients.mean(dim=place_axes(features), keepdim=True)  # (B, C, 1, 1)
         return (weights * features).sum(dim=1).relu()  # (B, h, w)
 
 

@@ -8,12 +8,13 @@ from typing import Literal
 
 from torch import Tensor
 
+from aha.core.axes import place_axes
 from aha.errors import SpecError
 from aha.methods.base import Layer, Method, method, pick_block, pick_layer, why_no_layer
 from aha.models import Captures, TargetModel
 
 
-@method("grad_cam", family="cam", needs={"features", "gradients"}, citation="Selvaraju et al., ICCV 2017")
+@method("grad_cam", family="cam", needs={"features", "gradients"}, volumes=True, citation="Selvaraju et al., ICCV 2017")
 @dataclass(frozen=True)
 class GradCAM(Method):
     """Features weighted by their mean class gradient, positive part (eq. 1-2).
@@ -62,7 +63,7 @@ class GradCAM(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         if not self._reads_attention(model, images.shape[1:]):
             features, gradients = features_and_gradients(model, images, classes, self.layer)
-            weights = gradients.mean(dim=(2, 3), keepdim=True)  # (B, C, 1, 1)
+            weights = gradients.mean(dim=place_axes(features), keepdim=True)  # (B, C, 1, 1)
             return (weights * features).sum(dim=1).relu()  # (B, h, w)
         trace = model.trace(images, attention=True)
         matrix = trace.attention[pick_block(trace, self.layer)]  # (B, heads, T, T)

@@ -7,12 +7,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from aha.core.axes import place_axes
 from aha.methods.base import Layer, Method, method
 from aha.methods.grad_cam import features_and_gradients, pick_stage
 from aha.models import Captures, TargetModel
 
 
-@method("grad_cam_pp", family="cam", needs={"features", "gradients"}, citation="Chattopadhay et al., WACV 2018")
+@method(
+    "grad_cam_pp",
+    family="cam",
+    needs={"features", "gradients"},
+    volumes=True,
+    citation="Chattopadhay et al., WACV 2018",
+)
 @dataclass(frozen=True)
 class GradCAMPlusPlus(Method):
     """`sum over k of w_k F_k` with `w_k = sum over places of alpha_k ReLU(g_k)` (eq. 5, 19).
@@ -46,6 +53,6 @@ def channel_weights(features: Tensor, gradients: Tensor) -> Tensor:
 
     Only positive gradients count, and there `alpha` is `1 / (2 + S g)`.
     """
-    total = features.sum(dim=(2, 3), keepdim=True).clamp(min=0)  # (B, C, 1, 1)
+    total = features.sum(dim=place_axes(features), keepdim=True).clamp(min=0)  # (B, C, 1, 1)
     positive = gradients.relu()
-    return (positive / (2 + total * positive)).sum(dim=(2, 3), keepdim=True)
+    return (positive / (2 + total * positive)).sum(dim=place_axes(features), keepdim=True)

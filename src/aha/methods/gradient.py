@@ -25,6 +25,7 @@ def over_channels(values: Tensor, rule: ChannelRule) -> Tensor:
     family="gradient",
     needs={"gradients"},
     reads=Captures(inputs=True),
+    volumes=True,
     citation="Simonyan et al., ICLR workshop 2014",
 )
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from aha.models import TargetModel
 from aha.perturb.references import Reference, reference_inputs
 
 
-@method("gradient_shap", family="gradient", needs={"gradients"}, citation="Lundberg & Lee, NeurIPS 2017")
+@method("gradient_shap", family="gradient", needs={"gradients"}, volumes=True, citation="Lundberg & Lee, NeurIPS 2017")
 @dataclass(frozen=True)
 class GradientSHAP(Method):
     """Mean over draws of `(x~ - x') * d score / d x at x' + a (x~ - x')`, with a uniform in [0, 1].
@@ -54,7 +54,7 @@ class GradientSHAP(Method):
             for _ in range(min(stride, self.n - first)):
                 # One draw per image shape, shared by the batch: an image's map does not depend on its neighbours.
                 a = torch.rand((), generator=generator).to(images)
-                colour = torch.randn(images.shape[1], 1, 1, generator=generator).to(images)
+                colour = torch.randn(images.shape[1], *[1] * (images.dim() - 2), generator=generator).to(images)
                 noise = torch.randn(images.shape[1:], generator=generator).to(images) if self.sigma else 0.0
                 start = colour.expand_as(images) if fixed is None else fixed  # (B, C, H, W)
                 paths.append(images + self.sigma * noise - start)

@@ -14,7 +14,13 @@ from aha.methods.gradient import ChannelRule, over_channels
 from aha.models import TargetModel
 
 
-@method("guided_backprop", family="gradient", needs={"gradients"}, citation="Springenberg et al., ICLR workshop 2015")
+@method(
+    "guided_backprop",
+    family="gradient",
+    needs={"gradients"},
+    volumes=True,
+    citation="Springenberg et al., ICLR workshop 2015",
+)
 @dataclass(frozen=True)
 class GuidedBackprop(Method):
     """The input gradient, with what each activation hands back clamped at zero: `ReLU(f'(x) g)`.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from aha.core.axes import resized
 from aha.methods.base import Method, method
 from aha.methods.grad_cam import GradCAM
 from aha.methods.gradient import ChannelRule, over_channels
@@ -15,7 +15,7 @@ from aha.methods.guided_backprop import guided_gradients
 from aha.models import Captures, TargetModel
 
 
-@method("guided_grad_cam", family="gradient", needs={"gradients"}, citation="Selvaraju et al., ICCV 2017")
+@method("guided_grad_cam", family="gradient", needs={"gradients"}, volumes=True, citation="Selvaraju et al., ICCV 2017")
 @dataclass(frozen=True)
 class GuidedGradCAM(Method):
     """Guided backpropagation times Grad-CAM, which is enlarged bilinearly as in the paper (captum repeats values).
@@ -36,6 +36,5 @@ class GuidedGradCAM(Method):
         return self.cam.reads(model, size)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        coarse = self.cam(model, images, classes)[:, None]  # (B, 1, h, w)
-        places = F.interpolate(coarse, images.shape[-2:], mode="bilinear", align_corners=False)  # (B, 1, H, W)
+        places = resized(self.cam(model, images, classes), images.shape[2:])[:, None]  # (B, 1, H, W)
         return over_channels(places * guided_gradients(model, images, classes), self.channels)  # (B, H, W)

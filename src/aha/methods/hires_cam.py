@@ -12,7 +12,7 @@ from aha.methods.grad_cam import features_and_gradients, pick_stage
 from aha.models import Captures, TargetModel
 
 
-@method("hires_cam", family="cam", needs={"features", "gradients"}, citation="Draelos & Carin, 2020")
+@method("hires_cam", family="cam", needs={"features", "gradients"}, volumes=True, citation="Draelos & Carin, 2020")
 @dataclass(frozen=True)
 class HiResCAM(Method):
     """`ReLU(sum over channels of gradient * feature)`; equals Grad-CAM where the features are averaged and classified.

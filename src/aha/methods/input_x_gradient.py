@@ -16,6 +16,7 @@ from aha.models import Captures, TargetModel
     family="gradient",
     needs={"gradients"},
     reads=Captures(inputs=True),
+    volumes=True,
     citation="Shrikumar et al., 2016",
 )
 @dataclass(frozen=True)

@@ -20,7 +20,13 @@ from aha.perturb.references import Reference, ZerosNormalised, reference_inputs
 Quadrature = Literal["gauss_legendre", "midpoint", "trapezoid"]
 
 
-@method("integrated_gradients", family="gradient", needs={"gradients"}, citation="Sundararajan et al., ICML 2017")
+@method(
+    "integrated_gradients",
+    family="gradient",
+    needs={"gradients"},
+    volumes=True,
+    citation="Sundararajan et al., ICML 2017",
+)
 @dataclass(frozen=True)
 class IntegratedGradients(Method):
     """`(x - x') * integral over a in [0, 1] of d score / d x at x' + a (x - x')` (eq. 1).
@@ -56,9 +62,9 @@ class IntegratedGradients(Method):
         for first in in_parts(range(0, self.steps, stride)):
             a = torch.tensor(places[first : first + stride], dtype=images.dtype, device=images.device)
             w = torch.tensor(weights[first : first + stride], dtype=images.dtype, device=images.device)
-            points = start + a.view(-1, 1, 1, 1, 1) * path  # (S, B, C, H, W)
+            points = start + a.view(-1, *[1] * images.dim()) * path  # (S, B, C, H, W)
             slopes = model.input_gradients(points.flatten(0, 1), classes.repeat(len(a)))  # (S*B, C, H, W)
-            total += torch.einsum("s,sbchw->bchw", w, slopes.view_as(points))
+            total += torch.einsum("s,s...->...", w, slopes.view_as(points))
         return over_channels(path * total, self.channels)  # (B, H, W)
 
 

@@ -19,7 +19,7 @@ from aha.perturb.partitions import Partition, Patches
 from aha.perturb.references import Reference, ZerosNormalised
 
 
-@method("kernel_shap", family="perturbation", citation="Lundberg & Lee, NeurIPS 2017")
+@method("kernel_shap", family="perturbation", volumes=True, citation="Lundberg & Lee, NeurIPS 2017")
 @dataclass(frozen=True)
 class KernelSHAP(Method):
     """Regression of the score on the presence of the parts under the Shapley kernel (theorem 2).

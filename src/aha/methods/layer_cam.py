@@ -12,7 +12,9 @@ from aha.methods.grad_cam import features_and_gradients, pick_stage
 from aha.models import Captures, TargetModel
 
 
-@method("layer_cam", family="cam", needs={"features", "gradients"}, citation="Jiang et al., IEEE TIP 2021")
+@method(
+    "layer_cam", family="cam", needs={"features", "gradients"}, volumes=True, citation="Jiang et al., IEEE TIP 2021"
+)
 @dataclass(frozen=True)
 class LayerCAM(Method):
     """`ReLU(sum over channels of ReLU(gradient) * feature)` (eq. 6-7), meant for shallow layers as well as deep ones.

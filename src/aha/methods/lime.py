@@ -19,7 +19,7 @@ from aha.perturb.references import Reference, ZerosNormalised
 RIDGE = 1.0  # penalty on the coefficients, as in the published code
 
 
-@method("lime", family="perturbation", citation="Ribeiro et al., KDD 2016")
+@method("lime", family="perturbation", volumes=True, citation="Ribeiro et al., KDD 2016")
 @dataclass(frozen=True)
 class LIME(Method):
     """Coefficients of a ridge regression of the score on the presence of the parts, near samples weighing more (eq. 1).

@@ -129,7 +129,8 @@ class MDA(Method):
         height, width = image.shape[-2:]
         blocks = model.structure(image.shape[1:]).blocks
         if self.grid is None and blocks:
-            return blocks[0].layout.grid
+            down, across = blocks[0].layout.grid
+            return down, across
         rows, columns = (self.grid or max(2, min(CELLS, side // SMALLEST_CELL)) for side in (height, width))
         if rows > height or columns > width:
             raise SpecError(f"mda: grid={self.grid} is finer than the pixels of a {height} x {width} image")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -15,7 +19,7 @@ from aha.perturb.masking import MaskedModel, Scale, explain_each
 from aha.perturb.references import Reference, ZerosNormalised
 
 
-@method("occlusion", family="perturbation", citation="Zeiler & Fergus, ECCV 2014")
+@method("occlusion", family="perturbation", volumes=True, citation="Zeiler & Fergus, ECCV 2014")
 @dataclass(frozen=True)
 class Occlusion(Method):
     """Fall of the score when a window is covered; a pixel gets the mean over the windows that cover it.
@@ -46,28 +50,38 @@ class Occlusion(Method):
             raise SpecError(f"occlusion: stride must be from 1 to window={self.window}, not {self.stride}")
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
-        down, across = (-(-max(0, side - self.window) // self.stride) + 1 for side in size)
-        return Cost(down * across + 1)
+        return Cost(prod(-(-max(0, side - self.window) // self.stride) + 1 for side in size) + 1)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)
 
     def _explain(self, masked: MaskedModel) -> Tensor:
-        height, width = masked.size
+        height, width = masked.size[-2:]
         if self.window > min(height, width):
             raise SpecError(f"occlusion: a window of {self.window} is larger than the image ({height} x {width})")
         device = masked.image.device
-        down, across = (covered(side, self.window, self.stride).to(device) for side in (height, width))
+        # A window is as deep as wide, and no deeper than the volume.
+        covers = [covered(side, min(self.window, side), self.stride).to(device) for side in masked.size]
+        counts = [len(cover) for cover in covers]
         whole = masked.scores_at(1.0)  # (1, k)
 
         def keep(part: slice) -> Tensor:
-            window = torch.arange(len(down) * len(across), device=device)[part]
-            return ~(down[window // len(across), :, None] & across[window % len(across), None, :])  # (m, H, W)
+            window = torch.unravel_index(torch.arange(prod(counts), device=device)[part], counts)
+            return ~along_axes([cover[place] for cover, place in zip(covers, window, strict=True)])  # (m, H, W)
 
-        falls = whole - masked.scores(keep, len(down) * len(across))  # (windows, k)
-        falls = falls.view(len(down), len(across), -1)
-        total = torch.einsum("ijk,ih,jw->khw", falls, down.to(falls), across.to(falls))
-        return total / (down.sum(dim=0)[:, None] * across.sum(dim=0))  # (k, H, W)
+        falls = whole - masked.scores(keep, prod(counts))  # (windows, k)
+        total = falls.view(*counts, -1)
+        for cover in covers:  # each in turn: (i, j, k) to (j, k, H) to (k, H, W)
+            total = torch.tensordot(total, cover.to(total), dims=([0], [0]))
+        times = along_axes([cover.sum(dim=0)[None].to(total) for cover in covers])  # (1, H, W)
+        return total / times
+
+
+def along_axes(lines: Sequence[Tensor]) -> Tensor:
+    """The product (m, H, W) of one line (m, side) for each axis: of boolean ones, where all are true."""
+    count = len(lines)
+    spread = [line.view(len(line), *[1] * axis, -1, *[1] * (count - axis - 1)) for axis, line in enumerate(lines)]
+    return reduce(mul, spread)
 
 
 def covered(side: int, window: int, stride: int) -> Tensor:

@@ -11,7 +11,7 @@ from aha.methods.base import Method, method, seeded_generator
 from aha.models import TargetModel
 
 
-@method("random_map", family="baseline")
+@method("random_map", family="baseline", volumes=True)
 @dataclass(frozen=True)
 class RandomMap(Method):
     """Independent uniform values per pixel, the same for every image of one size.
@@ -25,5 +25,5 @@ class RandomMap(Method):
     seed: int | None = None
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        noise = torch.rand(images.shape[-2:], generator=seeded_generator(self.seed))  # (H, W)
-        return noise.to(images.device).repeat(len(images), 1, 1)  # (B, H, W)
+        noise = torch.rand(images.shape[2:], generator=seeded_generator(self.seed))  # (H, W)
+        return noise.to(images.device).repeat(len(images), *[1] * noise.dim())  # (B, H, W)

@@ -18,7 +18,7 @@ from aha.perturb.references import Reference, ZerosNormalised
 Border = Literal["mirror", "clamp"]
 
 
-@method("rise", family="perturbation", citation="Petsiuk et al., BMVC 2018")
+@method("rise", family="perturbation", volumes=True, citation="Petsiuk et al., BMVC 2018")
 @dataclass(frozen=True)
 class RISE(Method):
     """Mean of `n` random masks weighted by the scores of the masked images, over the expected mask (eq. 6).
@@ -55,26 +55,32 @@ class RISE(Method):
 
     def _explain(self, masked: MaskedModel) -> Tensor:
         generator = seeded_generator(self.seed)
-        grids = (torch.rand(self.n, self.cells, self.cells, generator=generator) < self.p).to(masked.image)
-        shifts = torch.rand(self.n, 2, generator=generator)  # in cells
+        axes = len(masked.size)
+        grids = (torch.rand(self.n, *[self.cells] * axes, generator=generator) < self.p).to(masked.image)
+        shifts = torch.rand(self.n, axes, generator=generator)  # in cells
 
         def masks(part: slice) -> Tensor:
             return enlarged(grids[part], shifts[part], masked.size, self.border)
 
         total = masked.image.new_zeros(len(masked.classes), *masked.size)
         for keep, scores in masked.answers(masks, self.n):
-            total += torch.einsum("mk,mhw->khw", scores.to(keep), keep)
+            total += torch.einsum("mk,m...->k...", scores.to(keep), keep)
         return total / (self.n * self.p)
 
 
-def enlarged(grids: Tensor, shifts: Tensor, size: tuple[int, int], border: Border = "mirror") -> Tensor:
-    """Grids (m, s, s) at image size (m, H, W), each moved up and left by its shift (m, 2) in [0, 1) of a cell."""
+def enlarged(grids: Tensor, shifts: Tensor, size: tuple[int, ...], border: Border = "mirror") -> Tensor:
+    """Grids (m, s, s) at image size (m, H, W), each moved up and left by its shift (m, 2) in [0, 1) of a cell.
+
+    Of a volume (m, s, s, s) at (m, D, H, W), with shifts (m, 3).
+    """
     s = grids.shape[-1]
-    height, width = (-(-side // s) for side in size)  # of a cell
-    down, across = (enlargement(s, (s + 1) * cell, border).to(grids) for cell in (height, width))
-    large = down @ grids @ across.T  # (m, (s + 1) height, (s + 1) width)
-    corners = [(int(dy * height), int(dx * width)) for dy, dx in shifts.tolist()]
-    return torch.stack([m[y : y + size[0], x : x + size[1]] for m, (y, x) in zip(large, corners, strict=True)])
+    cells = [-(-side // s) for side in size]  # their sides
+    large = grids
+    for cell in cells:  # each axis in turn: (m, s, s) to (m, s, H') to (m, H', W')
+        large = torch.tensordot(large, enlargement(s, (s + 1) * cell, border).to(grids), dims=([1], [1]))
+    corners = [[int(share * cell) for share, cell in zip(shift, cells, strict=True)] for shift in shifts.tolist()]
+    windows = [tuple(slice(a, a + side) for a, side in zip(corner, size, strict=True)) for corner in corners]
+    return torch.stack([mask[window] for mask, window in zip(large, windows, strict=True)])
 
 
 def enlargement(few: int, many: int, border: Border) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from aha.core.axes import per_image, resized
 from aha.methods.base import Layer, Method, method
 from aha.methods.cost import CHANNELS, Cost
 from aha.methods.grad_cam import pick_stage
@@ -15,7 +15,7 @@ from aha.models import Captures, TargetModel
 from aha.perturb.masking import MaskedModel, Scale, explain_each
 
 
-@method("score_cam", family="cam", needs={"features"}, citation="Wang et al., CVPR Workshops 2020")
+@method("score_cam", family="cam", needs={"features"}, volumes=True, citation="Wang et al., CVPR Workshops 2020")
 @dataclass(frozen=True)
 class ScoreCAM(Method):
     """Sum of the channels, weighted by a softmax over the scores of the image masked by each; positive part (alg. 1).
@@ -53,7 +53,7 @@ class ScoreCAM(Method):
         channels = features[0].to(masked.image)  # (C, h, w)
 
         def masks(part: slice) -> Tensor:
-            return unit_range(F.interpolate(channels[None, part], size=masked.size, mode="bilinear")[0])
+            return unit_range(resized(channels[part], masked.size))
 
         weights = masked.scores(masks, len(channels)).to(channels).softmax(dim=0)  # (C, k)
         return (weights.T @ channels.flatten(1)).relu().view(-1, *channels.shape[1:])  # (k, h, w)
@@ -61,5 +61,5 @@ class ScoreCAM(Method):
 
 def unit_range(maps: Tensor, floor: float = 1e-8) -> Tensor:
     """Maps (m, H, W) scaled to [0, 1], each by its own range; a constant map becomes zero."""
-    low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
+    low, high = per_image(maps.flatten(1).amin(dim=1), maps), per_image(maps.flatten(1).amax(dim=1), maps)
     return (maps - low) / (high - low + floor)

@@ -16,7 +16,7 @@ from aha.perturb.partitions import Partition, Patches
 from aha.perturb.references import Reference, ZerosNormalised
 
 
-@method("shapley_sampling", family="perturbation", citation="Castro et al., Computers & OR 2009")
+@method("shapley_sampling", family="perturbation", volumes=True, citation="Castro et al., Computers & OR 2009")
 @dataclass(frozen=True)
 class ShapleySampling(Method):
     """Mean gain of the score when a part arrives, over random orders of arrival (ApproShapley).

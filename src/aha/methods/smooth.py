@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aha.core.axes import per_image
 from aha.core.progress import in_parts
 from aha.core.validation import NonNegativeFloat, PositiveInt
 from aha.methods.base import Method, method, seeded_generator
@@ -14,7 +15,7 @@ from aha.methods.cost import Cost
 from aha.models import TargetModel
 
 
-@method("smooth", family="wrapper", citation="Smilkov et al., 2017")
+@method("smooth", family="wrapper", volumes=True, citation="Smilkov et al., 2017")
 @dataclass(frozen=True)
 class Smooth(Method):
     """Mean over `n` maps of `x + noise`, the noise's deviation being `sigma` times each image's value range.
@@ -35,12 +36,12 @@ class Smooth(Method):
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         generator = seeded_generator(self.seed)
-        scale = self.sigma * (images.amax(dim=(1, 2, 3)) - images.amin(dim=(1, 2, 3)))  # (B,)
+        scale = self.sigma * (images.flatten(1).amax(dim=1) - images.flatten(1).amin(dim=1))  # (B,)
         total: Tensor | None = None
         for _ in in_parts(range(self.n)):
             # One draw per image shape, shared by the batch: an image's map does not depend on its neighbours.
             noise = torch.randn(images.shape[1:], generator=generator).to(images)  # (C, H, W)
-            maps = self.inner(model, images + scale.view(-1, 1, 1, 1) * noise, classes)  # (B, h, w)
+            maps = self.inner(model, images + per_image(scale, images) * noise, classes)  # (B, h, w)
             total = maps if total is None else total + maps
         assert total is not None
         return total / self.n

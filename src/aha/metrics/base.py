@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from aha.core.registry import Registry
 from aha.core.spec import Spec, parse
+from aha.errors import MetricError
 from aha.metrics.case import Case, Perturbation
 from aha.perturb.references import REFERENCES
 
@@ -48,6 +49,7 @@ class Metric(Spec):
             for maps that came from a file).
         looks_at: what it takes into account where a case has it, beside what it needs.
         citation: where the metric comes from.
+        for_volumes: it measures maps of volumes (D, H, W) too.
     """
 
     columns: ClassVar[Mapping[str, Direction]] = {}
@@ -55,6 +57,12 @@ class Metric(Spec):
     needs: ClassVar[frozenset[str]] = frozenset()
     looks_at: ClassVar[frozenset[str]] = frozenset()
     citation: ClassVar[str] = ""
+    for_volumes: ClassVar[bool] = True
+
+    def check_volume(self, case: Case) -> None:
+        """Refuses the map of a volume, where it measures those of images alone."""
+        if case.values.dim() > 2 and not self.for_volumes:
+            raise MetricError(f"{self.name} measures maps of images, not of volumes or clips")
 
     @abstractmethod
     def __call__(self, case: Case) -> list[Value]:

@@ -20,7 +20,7 @@ from aha.errors import MetricError
 from aha.models import TargetModel
 from aha.models.scores import are_usable
 from aha.perturb.perturbation import Ties, deletion_masks, insertion_masks, perturbed_outputs, rank_pixels
-from aha.perturb.references import Reference
+from aha.perturb.references import Reference, check_reference
 
 Kind = Literal["delete", "insert"]
 Explain = Callable[[TargetModel, Tensor, Tensor], Tensor]
@@ -116,6 +116,7 @@ class Sample:
         """The reference (C, H, W) of this image; made once per class, since some depend on it."""
         key = (chosen, target)
         if key not in self._references:
+            check_reference(chosen, self.model, self.inputs.shape)
             classes = torch.tensor([target], device=self.model.device)
             picture = chosen(self.model, self.pixels[None], classes)[0]
             self._references[key] = picture if bool(picture.isfinite().all()) else None
@@ -161,10 +162,10 @@ class Case:
     _ranks: dict[tuple[tuple[int, int] | None, Ties], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if tuple(self.values.shape) != tuple(self.sample.inputs.shape[-2:]):
+        if self.values.shape != self.sample.inputs.shape[1:]:
             raise MetricError(
                 f"{self.sample.name}: the map of {self.method} is {tuple(self.values.shape)}, "
-                f"the model input {tuple(self.sample.inputs.shape[-2:])}; bring the map to the input's size"
+                f"the model input {tuple(self.sample.inputs.shape[1:])}; bring the map to the input's size"
             )
         if not bool(self.values.isfinite().all()):
             raise MetricError(f"{self.sample.name}: the map of {self.method} has values that are not finite")

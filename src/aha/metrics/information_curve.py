@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -53,6 +53,8 @@ class InformationCurve(Metric):
         fraction: share of the pixels that are known from the start.
         min_prediction: least score of the class on the clean image; 0.8 in the published function, 0.5 in its example.
     """
+
+    for_volumes: ClassVar[bool] = False
 
     thresholds: tuple[float, ...] = THRESHOLDS
     fraction: float = 0.01

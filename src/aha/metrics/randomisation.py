@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -110,6 +111,8 @@ class Randomisation(Metric):
         absolute: compare |map| instead of the signed map.
         calibration: folder of pictures for the running statistics of batch norms; synthetic ones by default.
     """
+
+    for_volumes: ClassVar[bool] = False
 
     stages: NonNegativeInt = 0
     absolute: bool = False

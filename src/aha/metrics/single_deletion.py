@@ -53,6 +53,8 @@ class SingleDeletion(Metric):
         scale: what drops: the "logit", as published, or the "score" that the model reports.
     """
 
+    for_volumes: ClassVar[bool] = False
+
     grids: tuple[int, ...] = (4, 8)
     references: References = (ZerosNormalised(),)
     scale: Scale = "logit"

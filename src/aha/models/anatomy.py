@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from aha.errors import CapabilityError
 from aha.models.blocks import BlockLimits
 from aha.models.explained import Explained
+from aha.models.fixed import FixedInputs
 from aha.models.hooks import autograd, gradients, hooked
 from aha.models.memory import Chunks
 from aha.models.passes import NO_STRUCTURE, captured, outputs_from_tokens
@@ -72,11 +73,11 @@ class InspectedModel(RunnableModel):
                 (self._findings.structures[shape],) = Chunks(1).run(lambda _: self._find_structure(shape), 1)
             return self._findings.structures[shape]
 
-    def _find_structure(self, shape: tuple[int, int, int]) -> Structure:
+    def _find_structure(self, shape: Shape) -> Structure:
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn((3, *shape), generator=generator).to(self.device)
         with self.probing(), self.undisturbed(), autograd(False):
-            structure = probe(self.module, lambda count: self.forward(noise[:count]), (shape[1], shape[2]))
+            structure = probe(self.module, lambda count: self.forward(noise[:count]), shape[1:])
             if not structure.blocks:
                 return structure
             noise = noise[:2]
@@ -86,6 +87,8 @@ class InspectedModel(RunnableModel):
         if (again - trace.outputs).abs().max() <= self.rounding * trace.outputs.abs().max():
             return structure
         why = "its residual connections lie outside its blocks, so that no block hands on all there is"
+        if isinstance(self.module, FixedInputs):
+            why = f"{why}, or its blocks also read the inputs that are fixed"
         return replace(structure, missing={**structure.missing, "tokens": why, "branches": why})
 
     def gradient_refusal(self, size: Sequence[int] | None = None) -> str:
@@ -98,7 +101,7 @@ class InspectedModel(RunnableModel):
                 )
             return self._findings.gradient_refusals[shape]
 
-    def _find_gradient_refusal(self, shape: tuple[int, int, int]) -> str:
+    def _find_gradient_refusal(self, shape: Shape) -> str:
         noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(1)).to(self.device)
         with self.probing():
             if captured(self, NO_STRUCTURE, noise, Captures(inputs=True)).outputs.requires_grad:
@@ -122,7 +125,7 @@ class InspectedModel(RunnableModel):
             self._findings.cam_stages[shape] = stage
         return self._findings.cam_stages[shape]
 
-    def _find_cam_stage(self, shape: tuple[int, int, int]) -> int | None:
+    def _find_cam_stage(self, shape: Shape) -> int | None:
         count = len(self.structure(shape).stages)
         for stop in (count, *range(count - 1, 0, -4)):  # the last, as a rule, or one of the last few
             stages = range(max(0, stop - (1 if stop == count else 4)), stop)
@@ -133,7 +136,7 @@ class InspectedModel(RunnableModel):
         return None
 
     def _output_gradients(
-        self, shape: tuple[int, int, int], *, features: Sequence[int] = (), tokens: bool = False
+        self, shape: Shape, *, features: Sequence[int] = (), tokens: bool = False
     ) -> tuple[Tensor, ...]:
         """Gradients of a random mix of the outputs on a noise image: zero exactly where nothing is read."""
         generator = torch.Generator().manual_seed(1)

@@ -1,11 +1,13 @@
 """How a tensor lays out space: channels first, channels last, or a sequence of tokens.
 
-Shapes: raw (B, C, h, w), (B, h, w, C) or (B, P + h*w, C); maps always (B, C, h, w).
+Shapes: raw (B, C, h, w), (B, h, w, C) or (B, P + h*w, C); maps always (B, C, h, w). Of volumes and clips the same, with
+the places (d, h, w) for (h, w).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import torch
@@ -20,7 +22,7 @@ class Layout:
     """A spatial reading of a raw tensor; `prefix` tokens stand for no place."""
 
     kind: Literal["NCHW", "NHWC", "NLC"]
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     prefix: int = 0
 
     def to_map(self, raw: Tensor) -> Tensor:
@@ -28,41 +30,42 @@ class Layout:
         if self.kind == "NCHW":
             return raw
         if self.kind == "NHWC":
-            return rearrange(raw, "b h w c -> b c h w")
-        h, w = self.grid
-        return rearrange(raw[:, self.prefix :], "b (h w) c -> b c h w", h=h, w=w)
+            return rearrange(raw, "b ... c -> b c ...")
+        return rearrange(raw[:, self.prefix :].reshape(len(raw), *self.grid, -1), "b ... c -> b c ...")
 
     def from_map(self, maps: Tensor, raw: Tensor) -> Tensor:
         """The raw tensor again, with its spatial part taken from `maps`; never shares memory with `maps`."""
         if self.kind == "NCHW":
             return maps.clone()
         if self.kind == "NHWC":
-            return rearrange(maps, "b c h w -> b h w c").clone()
-        return torch.cat([raw[:, : self.prefix], rearrange(maps, "b c h w -> b (h w) c")], dim=1)
+            return rearrange(maps, "b c ... -> b ... c").clone()
+        return torch.cat([raw[:, : self.prefix], rearrange(maps, "b c ... -> b (...) c")], dim=1)
 
 
-def read_layout(shape: tuple[int, ...], image: tuple[int, int], grids: list[tuple[int, int]]) -> Layout | None:
-    """The spatial layout of a tensor of this shape for an image (H, W), or None.
+def read_layout(shape: tuple[int, ...], image: tuple[int, ...], grids: list[tuple[int, ...]]) -> Layout | None:
+    """The spatial layout of a tensor of this shape for an image (H, W) or a volume (D, H, W), or None.
 
     Grids seen so far come first for token sequences: a convolution has usually shown the patch grid already.
     """
-    if len(shape) == 4:
+    if len(shape) == len(image) + 2:
         if _resembles(shape[2:], image):
-            return Layout("NCHW", (shape[2], shape[3]))
-        if _resembles(shape[1:3], image):
-            return Layout("NHWC", (shape[1], shape[2]))
+            return Layout("NCHW", shape[2:])
+        if _resembles(shape[1:-1], image):
+            return Layout("NHWC", shape[1:-1])
     if len(shape) == 3:
         grid = token_grid(shape[1], image, grids)
         if grid is not None:
-            return Layout("NLC", grid, prefix=shape[1] - grid[0] * grid[1])
+            return Layout("NLC", grid, prefix=shape[1] - prod(grid))
     return None
 
 
-def token_grid(num_tokens: int, image: tuple[int, int], grids: list[tuple[int, int]]) -> tuple[int, int] | None:
+def token_grid(num_tokens: int, image: tuple[int, ...], grids: list[tuple[int, ...]]) -> tuple[int, ...] | None:
     """The patch grid (h, w) behind a token sequence: one seen before, or that of square patches that tile the image."""
-    for h, w in reversed(grids):
-        if 0 <= num_tokens - h * w <= MAX_PREFIX and h * w > 1:
-            return h, w
+    for grid in reversed(grids):
+        if 0 <= num_tokens - prod(grid) <= MAX_PREFIX and prod(grid) > 1:
+            return grid
+    if len(image) > 2:
+        return None  # how deep a patch is cannot be told from their number
     for prefix in range(min(MAX_PREFIX, num_tokens - 4) + 1):
         for patch in range(1, min(image) + 1):
             h, w = image[0] // patch, image[1] // patch
@@ -71,9 +74,12 @@ def token_grid(num_tokens: int, image: tuple[int, int], grids: list[tuple[int, i
     return None
 
 
-def _resembles(size: tuple[int, ...], image: tuple[int, int]) -> bool:
-    """Is this the image's shape at some coarser scale? Padding and valid convolutions may shift it by one."""
-    (h, w), (height, width) = size, image
-    if h * w <= 1 or h > height or w > width:
+def _resembles(size: tuple[int, ...], image: tuple[int, ...]) -> bool:
+    """Is this the image's shape at some coarser scale? Padding and valid convolutions may shift it by one.
+
+    How many slices a volume has follows other strides than height and width.
+    """
+    if prod(size) <= 1 or any(few > many for few, many in zip(size, image, strict=True)):
         return False
+    (h, w), (height, width) = size[-2:], image[-2:]
     return abs(h * width - w * height) <= (max(height, width) if height != width else 0)

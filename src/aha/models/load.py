@@ -6,20 +6,23 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, wraps
+from math import prod
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
+from aha.core.axes import is_volume
 from aha.core.model_options import Engine, Fit, Precision
 from aha.core.pictures import MAX_PIXELS
 from aha.errors import ModelError, deprecated
+from aha.models.fixed import FixedInputs, FixedValues
 from aha.models.functions import FunctionModule, ModelFunction, check_forward, name_of
 from aha.models.habits import habits_of_weights, own_class_names, own_preprocessing
 from aha.models.hooks import autograd, preserved_random_state
 from aha.models.outputs import OutputReader
-from aha.models.preprocessing import Preprocessing
+from aha.models.preprocessing import Preprocessing, preprocessing_of
 from aha.models.runnable import unwrapped
 from aha.models.scores import Score, ScoreFunction, load_score
 from aha.models.sources import Loaded, Request, default_device, size_in, split_spec
@@ -57,6 +60,8 @@ def load_model(
     processor: Any = None,
     texts: Texts | None = None,
     tokenizer: Tokenizer | None = None,
+    inputs: FixedValues | None = None,
+    bands: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
     score: str | ScoreFunction | Score | None = None,
     output: OutputReader = None,
@@ -78,7 +83,7 @@ def load_model(
             downloaded from the hub by default. For a torchvision module, the entry it was built with
             (`ResNet50_Weights.DEFAULT`), for its transforms and, if the number of classes is unchanged, their names.
         pretrained: False gives random weights, the same ones each time.
-        input_size: size of the model input: one number, (H, W) or (C, H, W).
+        input_size: size of the model input: one number, (H, W), (C, H, W), or (C, D, H, W) for volumes and clips.
         img_size: deprecated; timm's word for `input_size`.
         mean: per-channel mean of the normalisation; with `input_size` and `std`, all that a plain module needs to
             explain images. Tensors need none of them: they are model inputs already.
@@ -91,6 +96,10 @@ def load_model(
         texts: for CLIP, SigLIP and similar models: the texts that are the classes. For a tower without texts, a mapping
             from texts to embeddings.
         tokenizer: for an open_clip model with texts, `open_clip.get_tokenizer(NAME)`.
+        inputs: for a network with several inputs, all of them, by position or by name, with `...` where the explained
+            image goes: `(..., metadata)`, `{"image": ..., "input_ids": ids}`. Fixed tensors have one row.
+        bands: for inputs of other than 1 or 3 channels, the three that are drawn as red, green and blue, counted from
+            0: `bands=(3, 2, 1)`. By default their mean is drawn, in grey.
         class_names: one name per class, for drawings and manifests.
         score: what is reported and measured: softmax (the default), log_softmax, sigmoid (the default of SigLIP),
             logit, regression, or a function `(outputs (B, K), classes (B,)) -> (B,)`. Methods differentiate its logit
@@ -111,6 +120,7 @@ def load_model(
     if img_size is not None:
         deprecated("load_model(img_size=...)", since="0.2", use="load_model(input_size=...)")
     size = _height_width(input_size if input_size is not None else img_size)
+    flat = (size[0], size[1]) if size is not None and len(size) == 2 else None  # a volume's is the caller's alone
     stated = None if score is None else load_score(score)  # before anything is loaded
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise ModelError(f"{model.__name__} is a class, not a network; create one: load_model({model.__name__}(...))")
@@ -119,24 +129,30 @@ def load_model(
         spec = f"module:{type(unwrapped(model)).__name__}" if module is model else f"function:{name_of(model)}"
         if device is not None and _named_device(device) != _device_of(module):
             raise ModelError(f"the module is on {_device_of(module)}; move it yourself: module.to({str(device)!r})")
-        loaded = _from_module(module, Request(None, pretrained, size, mean, std, texts), weights, processor, tokenizer)
+        request = Request(None, pretrained, flat, mean, std, texts)
+        loaded = _from_module(module, request, weights, processor, tokenizer, is_paired_by_hand=inputs is not None)
     else:
         if weights is not None and not isinstance(weights, str | Path):
             raise ModelError(f"weights= must be a file, not a {type(weights).__name__}")
         texts, spec = _texts_in(model, texts)
         with autograd(True):  # weights that are made in the caller's inference mode could never be part of a graph
-            request = Request(None if weights is None else Path(weights), pretrained, size, mean, std, texts)
+            request = Request(None if weights is None else Path(weights), pretrained, flat, mean, std, texts)
             loaded = _from_spec(spec, request)
             module = loaded.module.requires_grad_(False).eval().to(_usable(device))
             # Channels last: the same numbers from faster kernels (1.3 to 1.6 times for CNNs on a CPU).
             loaded = replace(loaded, module=module.to(memory_format=torch.channels_last))
         if processor is not None:
-            loaded = replace(loaded, preprocessing=own_preprocessing(loaded.module, size, processor))
+            loaded = replace(loaded, preprocessing=own_preprocessing(loaded.module, flat, processor))
+    if inputs is not None:
+        fixed = FixedInputs(unwrapped(loaded.module), inputs)
+        loaded, spec = replace(loaded, module=fixed), f"{spec}[inputs {fixed.fixed_digest}]"
+    if size is not None and flat is None:
+        loaded = replace(loaded, preprocessing=None)
     if transform is not None:
         loaded = replace(loaded, preprocessing=Transformed.by(transform, mean, std))
     else:
         if loaded.preprocessing is None and mean is not None:  # a module of transformers has a size of its own
-            size = size or size_in(getattr(unwrapped(loaded.module), "config", None))
+            size = size or size_in(getattr(_network(loaded.module), "config", None))
         loaded = replace(loaded, preprocessing=_adjusted(loaded.preprocessing, size, mean, std, fit))
     check_forward(unwrapped(loaded.module))
     return TargetModel(
@@ -145,6 +161,7 @@ def load_model(
         preprocessing=loaded.preprocessing,
         score=stated or _own_score(loaded),
         output=_or_own("output", output, loaded),
+        bands=_checked_bands(bands, loaded.preprocessing),
         class_names=class_names if class_names is not None else loaded.class_names,
         precision=_or_own("precision", precision, loaded),
         engine=_or_own("engine", engine, loaded),
@@ -153,7 +170,13 @@ def load_model(
 
 
 def _from_module(
-    module: nn.Module, request: Request, weights: Any, processor: Any, tokenizer: Tokenizer | None
+    module: nn.Module,
+    request: Request,
+    weights: Any,
+    processor: Any,
+    tokenizer: Tokenizer | None,
+    *,
+    is_paired_by_hand: bool = False,
 ) -> Loaded:
     """The caller's own module with what it, or what came with it, says about pictures and classes."""
     inner = unwrapped(module)
@@ -162,7 +185,7 @@ def _from_module(
         texts = with_texts(inner, request.texts, tokenizer)
         names = names_of(list(request.texts), texts.is_paired)
         return Loaded(texts, own_preprocessing(inner, request.size, processor), names)
-    if is_two_towers(inner):
+    if is_two_towers(inner) and not is_paired_by_hand:
         raise ModelError(f"{type(inner).__name__} compares pictures with texts; pass texts=['a cat', 'a dog', ...]")
     if weights is not None:
         if isinstance(weights, type) and hasattr(weights, "transforms"):
@@ -173,6 +196,11 @@ def _from_module(
     is_stated = None not in (request.size, request.mean, request.std)
     own = None if is_stated and processor is None else own_preprocessing(inner, request.size, processor)
     return Loaded(module, own, own_class_names(inner))
+
+
+def _network(module: nn.Module) -> nn.Module:
+    inner = unwrapped(module)
+    return unwrapped(inner.network) if isinstance(inner, FixedInputs) else inner
 
 
 def _texts_in(spec: str, texts: Texts | None) -> tuple[Texts | None, str]:
@@ -249,20 +277,32 @@ def _per_channel(values: Any, name: str) -> tuple[float, ...] | None:
         ) from None
 
 
-def _height_width(size: Size | None) -> tuple[int, int] | None:
+def _checked_bands(bands: Sequence[int] | None, preprocessing: Preprocessing | None) -> tuple[int, ...] | None:
+    if bands is None:
+        return None
+    many = None if preprocessing is None else len(preprocessing.mean)
+    found = tuple(bands) if isinstance(bands, Sequence) else ()
+    if len(found) != 3 or not all(isinstance(band, int) and 0 <= band < (many or band + 1) for band in found):
+        there = "" if many is None else f" below {many}"
+        raise ModelError(f"bands={bands!r} must be three channels counted from 0{there}, such as bands=(3, 2, 1)")
+    return found
+
+
+def _height_width(size: Size | None) -> tuple[int, ...] | None:
     if size is None:
         return None
     sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, Sequence) else ()
-    if len(sides) not in (2, 3) or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ModelError(f"input size {size!r} is not a number, (H, W) or (C, H, W)")
-    if sides[-2] * sides[-1] > MAX_PIXELS:
+    if len(sides) not in (2, 3, 4) or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ModelError(f"input size {size!r} is not a number, (H, W), (C, H, W) or (C, D, H, W)")
+    places = sides[1:] if is_volume(sides) else sides[-2:]
+    if prod(places) > MAX_PIXELS:
         raise ModelError(f"input size {size!r} has more than {MAX_PIXELS:,} pixels, the most that pictures have")
-    return sides[-2], sides[-1]
+    return places
 
 
 def _adjusted(
     own: Preprocessing | None,
-    size: tuple[int, int] | None,
+    size: tuple[int, ...] | None,
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
     fit: Fit | None,
@@ -275,7 +315,7 @@ def _adjusted(
             raise ModelError(
                 "a plain module needs input_size, mean and std together (or none, to explain tensors only)"
             )
-        return Preprocessing(size, tuple(mean), tuple(std), fit=fit or "crop")
+        return preprocessing_of(size, mean, std, fit or "crop")
     if isinstance(own, Transformed):
         if fit is not None or size not in (None, own.size):
             raise ModelError("the model's own transform decides sizes and fit; pass another transform=")

@@ -6,6 +6,7 @@ Shapes: images (B, C, H, W) model inputs; tokens (B, T, D); outputs (B, K).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +60,7 @@ class DivisibleModel(InspectedModel):
         """By sequences of one token again and again: in short ones for one image, or as long as the model's own."""
         structure, (count, width) = self.structure(images.shape[1:]), tokens.shape[1:]
         layout = structure.blocks[0].layout
-        length = layout.prefix + (1 if in_short else layout.grid[0] * layout.grid[1])
+        length = layout.prefix + (1 if in_short else prod(layout.grid))
         alike = tokens.reshape(-1, 1, width).expand(-1, length, -1)  # (B T, length, D)
         shown = images.to(self.device)
         shown = shown if in_short else shown.repeat_interleave(count, dim=0)
@@ -86,7 +87,7 @@ class DivisibleModel(InspectedModel):
         """Of images (C, H, W) of this size; handed to several passes, it counts what they come to together."""
         structure = self.structure(size)
         layout = structure.blocks[0].layout
-        return Toll(self, len(structure.blocks) * (layout.prefix + layout.grid[0] * layout.grid[1]))
+        return Toll(self, len(structure.blocks) * (layout.prefix + prod(layout.grid)))
 
     def outputs_by_blocks(self, images: Tensor, step: Step, toll: Toll | None = None) -> Tensor:
         """Outputs (R, K) when `step(number, tokens, block)` stands in for every transformer block; without a graph.

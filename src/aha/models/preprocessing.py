@@ -7,7 +7,7 @@ does what timm and torchvision do in evaluation, `Geometry` remembers where each
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,11 +42,13 @@ class Geometry:
         model: Height and width of the model's input.
         box: Top, left, bottom and right of the window of the picture that the input covers. It reaches
             beyond the picture where the input was padded.
+        depth: Of a volume, how many slices it has, and how many the input.
     """
 
     original: tuple[int, int]
     model: tuple[int, int]
     box: tuple[float, float, float, float]
+    depth: tuple[int, int] | None = None
 
     @classmethod
     def identity(cls, size: tuple[int, int]) -> Geometry:
@@ -67,6 +69,10 @@ class Geometry:
             raise ValueError(f"maps of shape {tuple(maps.shape)} do not end in the input size {self.model}")
         values = maps if maps.is_floating_point() else maps.float()
         top, left, bottom, right = self.box
+        if self.depth is not None and self.depth[0] != self.depth[1]:
+            deep = self.depth[0]
+            lines = values.movedim(-3, -1)
+            values = _resample(lines, -1, deep, 0, deep).movedim(-1, -3)
         rows = _resample(values, -2, self.original[0], top, bottom)
         sampled = _resample(rows, -1, self.original[1], left, right)
         return sampled.masked_fill(~self.seen().to(maps.device), torch.nan)
@@ -116,8 +122,8 @@ class Preprocessing:
 
     Attributes:
         size: Height and width of the input.
-        mean: Per channel, subtracted from pixels in [0, 1]; its length is the number of channels (3, or 1
-            for a model of greyscale pictures).
+        mean: Per channel, subtracted from pixels in [0, 1]; its length is the number of channels: 3,
+            1 for a model of greyscale pictures, or as many as arrays have that are read by `of_values`.
         std: Per channel, divided by after the mean was subtracted.
         fit: `crop` keeps the shape of things and cuts the centre, `squash` resizes to the exact size, `pad`
             shows all of the picture between bars of the mean colour.
@@ -140,8 +146,8 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if not all(isinstance(value, int | float) and math.isfinite(value) for value in (*self.mean, *self.std)):
             raise ModelError(f"mean {self.mean} and std {self.std} must be finite numbers")
-        if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean):
-            raise ModelError(f"mean {self.mean} and std {self.std} must both have 1 or both have 3 channels")
+        if not self.mean or len(self.std) != len(self.mean):
+            raise ModelError(f"mean {self.mean} and std {self.std} have different numbers of channels")
         if min(self.std) <= 0:
             raise ModelError(f"std {self.std} must be positive")
         if min(self.size) < 1:
@@ -157,6 +163,8 @@ class Preprocessing:
         Raises:
             ImageError: The picture is so elongated that resizing it would exhaust the memory.
         """
+        if self.is_measured:
+            raise ImageError(f"the model reads {self.reads}, not photographs; give an array of that many channels")
         original = (image.height, image.width)
         height, width = self._resized(original)
         if height * width > MAX_PIXELS:
@@ -178,6 +186,34 @@ class Preprocessing:
         box = (vertical[0], horizontal[0], vertical[1], horizontal[1])
         return inputs, Geometry(original, self.size, box)
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The axes of an input behind its channels: (H, W), or (D, H, W) of a volume."""
+        return self.size
+
+    @property
+    def is_measured(self) -> bool:
+        """Are its inputs arrays of bands or volumes, not photographs?"""
+        return len(self.mean) not in (1, 3) or len(self.places) > 2
+
+    @property
+    def reads(self) -> str:
+        """What one input is, in words."""
+        kind = "volumes" if len(self.places) > 2 else "images"
+        return f"{kind} of {len(self.mean)} channel{'s' * (len(self.mean) > 1)}"
+
+    def of_values(self, values: Tensor) -> tuple[Tensor, Geometry]:
+        """Values (C, H, W), in the units of `mean`, as an input, resized, cut and padded as photographs are."""
+        original = (values.shape[-2], values.shape[-1])
+        height, width = self._resized(original)
+        top, left = (self._offset(length, target) for length, target in zip((height, width), self.size, strict=True))
+        bottom, right = top + self.size[0], left + self.size[1]
+        inputs = self.normalise(_resized_linearly(values, (height, width)))
+        inputs = F.pad(inputs, (-left, right - width, -top, bottom - height))
+        vertical = (top * original[0] / height, bottom * original[0] / height)
+        horizontal = (left * original[1] / width, right * original[1] / width)
+        return inputs, Geometry(original, self.size, (vertical[0], horizontal[0], vertical[1], horizontal[1]))
+
     def drawn_on(self, image: Image.Image, inputs: Tensor) -> Image.Image:
         """The picture that maps are drawn on: the original one, or, where no geometry leads back, the model's view."""
         return image
@@ -193,7 +229,7 @@ class Preprocessing:
         return inputs * std + mean
 
     def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = (like.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        mean, std = (like.new_tensor(values).view(-1, *[1] * len(self.places)) for values in (self.mean, self.std))
         return mean, std
 
     def _resized(self, original: tuple[int, int]) -> tuple[int, int]:
@@ -218,6 +254,45 @@ class Preprocessing:
             # torchvision's CenterCrop rounds differently when it has to pad.
             return -((target - length) // 2)
         return round((length - target) / 2) if self.centre == "round" else (length - target) // 2
+
+
+@dataclass(frozen=True)
+class VolumePreprocessing(Preprocessing):
+    """How arrays become volumes (C, D, H, W).
+
+    Attributes:
+        depth: Slices of the input, or frames.
+    """
+
+    depth: int = 1
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Depth, height and width."""
+        return (self.depth, *self.size)
+
+    def of_values(self, values: Tensor) -> tuple[Tensor, Geometry]:
+        """Values (C, D0, H0, W0), in the units of `mean`, as an input, resized as a whole."""
+        height, width = values.shape[-2:]
+        inputs = self.normalise(_resized_linearly(values, self.places))
+        box = (0.0, 0.0, float(height), float(width))
+        return inputs, Geometry((height, width), self.size, box, (values.shape[1], self.depth))
+
+
+def preprocessing_of(size: Sequence[int], mean: Sequence[float], std: Sequence[float], fit: Fit) -> Preprocessing:
+    """Of images (H, W) or volumes (D, H, W)."""
+    height, width = size[-2:]
+    if len(size) == 2:
+        return Preprocessing((height, width), tuple(mean), tuple(std), fit=fit)
+    return VolumePreprocessing((height, width), tuple(mean), tuple(std), fit=fit, depth=size[0])
+
+
+def _resized_linearly(values: Tensor, size: tuple[int, ...]) -> Tensor:
+    if values.shape[1:] == size:
+        return values
+    if len(size) == 2:
+        return F.interpolate(values[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
+    return F.interpolate(values[None], size, mode="trilinear", align_corners=False)[0]
 
 
 def _scaled(original: tuple[int, int], ratio: float) -> tuple[int, int]:

@@ -77,6 +77,7 @@ class RunnableModel:
     class_names: Sequence[str] | None = None
     precision: Precision = "float32"
     engine: Engine = "eager"  # what was asked to run passes without gradients
+    bands: Sequence[int] | None = None  # the channels that are drawn as red, green and blue
     explained: Explained | None = None  # a number of one's own instead of class outputs
     batch_size: InitVar[int] = 32
 
@@ -139,7 +140,7 @@ class RunnableModel:
         if self._num_classes is None:
             if self.preprocessing is None:
                 raise ModelError(f"{self.spec}: the number of classes is unknown until an input size is stated")
-            shape = (1, len(self.preprocessing.mean), *self.preprocessing.size)
+            shape = (1, len(self.preprocessing.mean), *self.preprocessing.places)
             self.outputs(torch.zeros(shape, device=self.device))
         assert self._num_classes is not None
         return self._num_classes
@@ -322,10 +323,10 @@ class RunnableModel:
         if wrong:
             raise TargetError(f"class {wrong[0]} does not exist; {self.spec} has classes 0 to {self.num_classes - 1}")
 
-    def input_shape(self, size: Sequence[int] | None) -> tuple[int, int, int]:
-        """(C, H, W) from itself, from (H, W), or from what is stated."""
+    def input_shape(self, size: Sequence[int] | None) -> tuple[int, ...]:
+        """(C, H, W) or (C, D, H, W) from itself, from (H, W), or from what is stated."""
         # Numbers also while a graph is recorded, where the sizes of a tensor are tensors themselves.
-        height, width = map(int, (self.stated_preprocessing().size if size is None else size)[-2:])
-        if size is not None and len(size) == 3:
-            return int(size[0]), height, width
-        return 3 if self.preprocessing is None else len(self.preprocessing.mean), height, width
+        if size is not None and len(size) > 2:
+            return tuple(map(int, size))
+        places = map(int, self.stated_preprocessing().places if size is None else size)
+        return 3 if self.preprocessing is None else len(self.preprocessing.mean), *places

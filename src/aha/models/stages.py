@@ -34,7 +34,7 @@ def site_of(call: Call, layout: Layout) -> Site:
     return Site(call.name, call.call, layout, call.in_tuple)
 
 
-def find_spots(calls: list[Call], attention: list[tuple[int, ...]], batch: int, image: tuple[int, int]) -> list[Spot]:
+def find_spots(calls: list[Call], attention: list[tuple[int, ...]], batch: int, image: tuple[int, ...]) -> list[Spot]:
     """The calls whose output has a spatial layout; `attention` are the shapes of the model's attention matrices."""
     matrices = {shape[-2:] for shape in attention}
     spots: list[Spot] = []
@@ -53,7 +53,7 @@ def find_spots(calls: list[Call], attention: list[tuple[int, ...]], batch: int, 
 
 
 def find_stages(
-    spots: list[Spot], image: tuple[int, int], attention_count: int, *, has_blocks: bool
+    spots: list[Spot], image: tuple[int, ...], attention_count: int, *, has_blocks: bool
 ) -> tuple[Site, ...]:
     """The stages, ordered by when they were made; `has_blocks` says that all attention is over one token sequence."""
     order = {id(call): index for index, (call, _) in enumerate(spots)}
@@ -64,7 +64,7 @@ def find_stages(
     return tuple(site_of(*chosen[index]) for index in sorted(chosen))
 
 
-def _last_of_each_grid(spots: list[Spot], image: tuple[int, int]) -> Iterator[Spot]:
+def _last_of_each_grid(spots: list[Spot], image: tuple[int, ...]) -> Iterator[Spot]:
     layouts = {id(call): layout for call, layout in spots}
     for grid in dict.fromkeys(layout.grid for _, layout in spots):
         here = [(call, layout) for call, layout in spots if layout.grid == grid]
@@ -77,7 +77,7 @@ def _last_of_each_grid(spots: list[Spot], image: tuple[int, int]) -> Iterator[Sp
         yield norms[0] if norms else (last, layout)
 
 
-def _is_branch(call: Call, grid: tuple[int, int], image: tuple[int, int], layouts: dict[int, Layout]) -> bool:
+def _is_branch(call: Call, grid: tuple[int, ...], image: tuple[int, ...], layouts: dict[int, Layout]) -> bool:
     """Does it lie inside a module that takes this grid in and hands another one on, past a shortcut perhaps?"""
     around = call.parent
     while around is not None:

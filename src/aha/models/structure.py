@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from torch import nn
 
+from aha.models.fixed import FixedInputs
+from aha.models.functions import FunctionModule
 from aha.models.layout import Layout, token_grid
 from aha.models.stages import Site, find_spots, find_stages, site_of
 from aha.models.watching import Call, watch
@@ -82,14 +85,18 @@ Matrices = list[tuple[int, tuple[int, ...]]]
 _BATCH = 2  # tells the images of a batch from other axes
 
 
-def probe(module: nn.Module, run: Callable[[int], object], image: tuple[int, int]) -> Structure:
+def probe(module: nn.Module, run: Callable[[int], object], image: tuple[int, ...]) -> Structure:
     """Watches `run(count)`, a forward pass of `module` on so many images of size (H, W), and reads its structure."""
     batch = _BATCH
-    calls, shapes = watch(module, lambda: run(batch))
+    calls, shapes, constant = watch(module, lambda: run(batch))
+    matrices = list(enumerate(shapes))
+    if isinstance(module, FixedInputs | FunctionModule):  # the same parts may read other inputs, which stay as they are
+        calls = [call for call in calls if not call.is_constant]
+        matrices = [matrix for matrix in matrices if matrix[0] not in constant]
     spots = find_spots(calls, shapes, batch, image)
     grids = [layout.grid for _, layout in spots if layout.kind != "NLC"]
-    attention, why_no_attention = _find_attention(list(enumerate(shapes)), batch, image, grids)
-    if not attention and (of_images := _that_grow(shapes, watch(module, lambda: run(batch + 1))[1])):
+    attention, why_no_attention = _find_attention(matrices, batch, image, grids)
+    if not attention and (of_images := _that_grow(shapes, watch(module, lambda: run(batch + 1)).attention_shapes)):
         attention, why_no_attention = _find_attention(of_images, batch, image, grids)
     blocks = _find_blocks(calls, attention, shapes, batch, image, grids)
     missing: dict[str, str] = {}
@@ -115,7 +122,7 @@ def _that_grow(shapes: list[tuple[int, ...]], for_one_more: list[tuple[int, ...]
 
 
 def _find_attention(
-    matrices: Matrices, batch: int, image: tuple[int, int], grids: list[tuple[int, int]]
+    matrices: Matrices, batch: int, image: tuple[int, ...], grids: list[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], str]:
     """Ordinals of the global attention calls over one token sequence, or the reason why there are none."""
     if not matrices:
@@ -153,15 +160,15 @@ def _find_blocks(
     attention: tuple[int, ...],
     shapes: list[tuple[int, ...]],
     batch: int,
-    image: tuple[int, int],
-    grids: list[tuple[int, int]],
+    image: tuple[int, ...],
+    grids: list[tuple[int, ...]],
 ) -> tuple[Site, ...]:
     blocks = []
     for ordinal in attention:
         num_tokens = shapes[ordinal][-1]
         grid = token_grid(num_tokens, image, grids)
         assert grid is not None
-        layout = Layout("NLC", grid, prefix=num_tokens - grid[0] * grid[1])
+        layout = Layout("NLC", grid, prefix=num_tokens - prod(grid))
         around = [
             call
             for call in calls

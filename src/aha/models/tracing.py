@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
 from aha.core.interrupts import checkpoint
@@ -129,8 +128,7 @@ class Trace:
     def to_grid(self, values: Tensor) -> Tensor:
         """Token values (B, T) as a map (B, h, w), without the prefix tokens."""
         layout = self.structure.blocks[0].layout
-        h, w = layout.grid
-        return rearrange(values[:, layout.prefix :], "b (h w) -> b h w", h=h, w=w)
+        return values[:, layout.prefix :].reshape(len(values), *layout.grid)
 
     def values(self, layer: int) -> Tensor:
         """What each token (B, T, D) would get from the attention of a block if it attended to itself alone.

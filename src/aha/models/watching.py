@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -32,6 +32,7 @@ class Call:
         is_sequence: a plain chain of modules, without branches of its own.
         is_norm: it divides by the length of the features at each place, as layer norm does.
         is_linear: a linear layer.
+        is_constant: what it returns is the same for all images, so that it says nothing of any of them.
         handed_on_by: the outermost call that returned the very same tensor.
         reads: for a norm, the calls that made the very tensor it reads.
     """
@@ -49,6 +50,7 @@ class Call:
     is_sequence: bool = False
     is_norm: bool = False
     is_linear: bool = False
+    is_constant: bool = False
     handed_on_by: Call | None = None
     reads: list[Call] = field(default_factory=list)
     output: Callable[[], Tensor | None] = lambda: None
@@ -58,11 +60,14 @@ class _Watcher:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.attention_shapes: list[tuple[int, ...]] = []
+        self.constant_attention: list[int] = []
         self._open: list[Call] = []
         self._count: Counter[str] = Counter()
         self._pooled: list[Tensor] = []
 
     def on_attention(self, weights: Tensor) -> Tensor:
+        if _is_constant(weights):
+            self.constant_attention.append(len(self.attention_shapes))
         self.attention_shapes.append(tuple(weights.shape))
         return weights
 
@@ -94,6 +99,7 @@ class _Watcher:
         tensor = first_tensor(output)
         if tensor is not None:
             call.output_shape = tuple(tensor.shape)
+            call.is_constant = _is_constant(tensor)
             call.output = weakref.ref(tensor)
             for made in self.calls[call.first_inside :]:
                 if made.output() is tensor:
@@ -106,14 +112,30 @@ class _Watcher:
         self.calls.append(call)
 
 
+def _is_constant(values: Tensor) -> bool:
+    """Are the first and the last image's values the same, up to rounding? Heads may be merged into the batch."""
+    if values.dim() == 0 or len(values) < 2 or not values.numel() or not values.is_floating_point():
+        return False
+    first, last = values[: len(values) // 2], values[-(len(values) // 2) :]
+    return bool((first - last).abs().amax() <= 1e-6 * values.abs().amax())
+
+
 def _is_norm(module: nn.Module) -> bool:
     kind = type(module).__name__.lower()
     is_more = any(isinstance(part, nn.Conv2d | nn.Linear) for part in module.modules())  # a norm with what it precedes
     return "norm" in kind and "batch" not in kind and not is_more
 
 
-def watch(module: nn.Module, run: Callable[[], object]) -> tuple[list[Call], list[tuple[int, ...]]]:
-    """Runs `run()`, which calls `module`; gives its calls in the order in which they end, and attention shapes."""
+class Watched(NamedTuple):
+    """Calls in the order in which they end, attention shapes, and which attention is the same for all images."""
+
+    calls: list[Call]
+    attention_shapes: list[tuple[int, ...]]
+    constant_attention: list[int]
+
+
+def watch(module: nn.Module, run: Callable[[], object]) -> Watched:
+    """Runs `run()`, which calls `module`, and says what was seen."""
     watcher = _Watcher()
     with ExitStack() as stack:
         for name, part in module.named_modules():
@@ -121,4 +143,4 @@ def watch(module: nn.Module, run: Callable[[], object]) -> tuple[list[Call], lis
             stack.callback(part.register_forward_hook(watcher.on_leave).remove)
         stack.enter_context(AttentionTap(watcher.on_attention))
         run()
-    return watcher.calls, watcher.attention_shapes
+    return Watched(watcher.calls, watcher.attention_shapes, watcher.constant_attention)

@@ -30,6 +30,7 @@ class Filling(Reference):
     """Base of the references that depend on what is removed."""
 
     is_pixels: ClassVar[bool] = False
+    for_volumes: ClassVar[bool] = False
 
     def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
         """The picture with nothing left of it."""

@@ -47,9 +47,9 @@ class MaskedModel:
     reference: Reference = field(default_factory=ZerosNormalised)
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Height and width."""
-        return self.image.shape[-2], self.image.shape[-1]
+    def size(self) -> tuple[int, ...]:
+        """Height and width; of a volume, depth before them."""
+        return tuple(self.image.shape[1:])
 
     def answers(self, masks: Masks, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Masks (m, H, W) and the scores (m, k) of what they leave of the image, in chunks that fit into memory."""
@@ -57,7 +57,7 @@ class MaskedModel:
         def run(part: slice) -> tuple[Tensor, Tensor]:
             keep = masks(part).to(self.image)
             blank = filled(self.model, self.image, self.blank, keep, [self.reference])
-            return keep, self.read(self.model.outputs(blend(self.image, blank, keep)))
+            return keep, self.read(self.model.outputs(blend(self.image[None], blank, keep)))
 
         return self.model.chunks.stream(run, count)
 
@@ -68,7 +68,7 @@ class MaskedModel:
 
     def scores_at(self, *shares: float) -> Tensor:
         """Scores (s, k) of the whole image mixed with its blank: 0 is the blank, 1 the image."""
-        uniform = self.image.new_tensor(shares).view(-1, 1, 1).expand(-1, *self.size)  # (s, H, W)
+        uniform = self.image.new_tensor(shares).view(-1, *[1] * len(self.size)).expand(-1, *self.size)  # (s, H, W)
         return self.scores(lambda part: uniform[part], len(shares))
 
     def read(self, outputs: Tensor) -> Tensor:

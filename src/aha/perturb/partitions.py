@@ -8,9 +8,10 @@ Shapes: image (C, H, W) model input; index (H, W), the part of each pixel, 0 .. 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from math import prod
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -31,12 +32,14 @@ P = TypeVar("P", bound="type[Partition]")
 class Partition(Spec):
     """Base of all partitions."""
 
+    for_volumes: ClassVar[bool] = False
+
     @abstractmethod
     def __call__(self, model: TargetModel, image: Tensor) -> Tensor:
         """The part (H, W) of each pixel of an image (C, H, W); every part has at least one pixel."""
 
     @abstractmethod
-    def count(self, size: tuple[int, int]) -> int:
+    def count(self, size: tuple[int, ...]) -> int:
         """About how many parts an image of this size has, before it is seen."""
 
     def as_map(self, values: Tensor, index: Tensor) -> Tensor:
@@ -58,21 +61,26 @@ def partition(name: str) -> Callable[[P], P]:
 @partition("patches")
 @dataclass(frozen=True)
 class Patches(Partition):
-    """`grid` x `grid` cells of equal size, up to a pixel where the sides cannot be divided evenly."""
+    """`grid` x `grid` cells of equal size, up to a pixel where the sides cannot be divided evenly.
+
+    A volume is divided along its depth too, into as many cells, or as many as it has slices.
+    """
+
+    for_volumes: ClassVar[bool] = True
 
     grid: PositiveInt = 14
 
     def __call__(self, model: TargetModel, image: Tensor) -> Tensor:
         """Cells numbered row by row."""
-        return patch_index((image.shape[-2], image.shape[-1]), self.grid, image.device)
+        return patch_index(image.shape[1:], self.grid, image.device)
 
-    def count(self, size: tuple[int, int]) -> int:
+    def count(self, size: tuple[int, ...]) -> int:
         """All cells."""
-        return self.grid**2
+        return prod(grid_cells(size, self.grid))
 
     def as_map(self, values: Tensor, index: Tensor) -> Tensor:
         """One value per cell: (..., grid, grid)."""
-        return values.reshape(*values.shape[:-1], self.grid, self.grid)
+        return values.reshape(*values.shape[:-1], *grid_cells(index.shape, self.grid))
 
 
 @partition("slic")
@@ -84,7 +92,7 @@ class Slic(Partition):
     compactness: PositiveFloat = 10.0
     sigma: NonNegativeFloat = 1.0
 
-    def count(self, size: tuple[int, int]) -> int:
+    def count(self, size: tuple[int, ...]) -> int:
         """As many as are asked for, of one pixel at least."""
         return min(self.n, size[0] * size[1])
 
@@ -112,9 +120,16 @@ class Slic(Partition):
         return torch.from_numpy(numbers).to(image.device)
 
 
-def patch_index(size: tuple[int, int], grid: int, device: torch.device) -> Tensor:
+def grid_cells(size: Sequence[int], grid: int) -> tuple[int, ...]:
+    """Cells along each axis: `grid` of them, but no more along a volume's depth than it has slices."""
+    return (*(min(grid, side) for side in size[:-2]), grid, grid)
+
+
+def patch_index(size: Sequence[int], grid: int, device: torch.device) -> Tensor:
     """The cell (H, W) of each pixel in a grid of `grid` x `grid` cells over an image of this size."""
-    if grid > min(size):
-        raise SpecError(f"a grid of {grid} x {grid} patches does not fit an image of {size[0]} x {size[1]} pixels")
-    rows, columns = (torch.arange(side, device=device) * grid // side for side in size)
-    return rows[:, None] * grid + columns[None, :]
+    if grid > min(size[-2:]):
+        raise SpecError(f"a grid of {grid} x {grid} patches does not fit an image of {size[-2]} x {size[-1]} pixels")
+    index = torch.zeros((), dtype=torch.long, device=device)
+    for cells, side in zip(grid_cells(size, grid), size, strict=True):
+        index = index[..., None] * cells + torch.arange(side, device=device) * cells // side
+    return index

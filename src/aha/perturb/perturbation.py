@@ -18,6 +18,7 @@ import torch
 from einops import rearrange, reduce
 from torch import Tensor
 
+from aha.core.axes import is_volume, per_image
 from aha.core.seeds import generator_of
 from aha.models import TargetModel
 from aha.perturb.filling import Filling
@@ -60,18 +61,18 @@ def _rank_cells(values: Tensor, grid: tuple[int, int], seed: int, ties: Ties) ->
 
 def deletion_masks(ranks: Tensor, counts: Tensor) -> Tensor:
     """Keep masks (S, H, W) without the `counts` (S,) most important pixels."""
-    return ranks[None] >= counts[:, None, None]
+    return ranks[None] >= per_image(counts, ranks[None])
 
 
 def insertion_masks(ranks: Tensor, counts: Tensor) -> Tensor:
     """Keep masks (S, H, W) with only the `counts` (S,) most important pixels."""
-    return ranks[None] < counts[:, None, None]
+    return ranks[None] < per_image(counts, ranks[None])
 
 
 def blend(pixels: Tensor, reference: Tensor, keep: Tensor) -> Tensor:
-    """The image where `keep` is 1, the reference where it is 0, a mixture between."""
+    """The image where `keep` is 1, the reference where it is 0, a mixture between; volumes come as (B, C, D, H, W)."""
     # One mask for all channels. Exact at 0 and 1, and for scattered hard masks much faster than `torch.where`.
-    return torch.lerp(reference, pixels, keep.unsqueeze(-3).to(pixels))
+    return torch.lerp(reference, pixels, keep.unsqueeze(-4 if is_volume(pixels.shape[1:]) else -3).to(pixels))
 
 
 def filled(model: TargetModel, inputs: Tensor, blanks: Tensor, keep: Tensor, kinds: Sequence[Reference]) -> Tensor:

@@ -35,6 +35,7 @@ class Shuffled(Reference):
     """
 
     is_pixels: ClassVar[bool] = False
+    for_volumes: ClassVar[bool] = False
 
     grid: Grid = 14
     seed: int = 0
@@ -59,6 +60,8 @@ class Neighbours(Reference):
         grid: patches per side; None draws single pixels.
         seed: of which patch comes from where.
     """
+
+    for_volumes: ClassVar[bool] = False
 
     files: tuple[str, ...] = ()
     grid: Grid = 7

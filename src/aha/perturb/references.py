@@ -10,7 +10,7 @@ Shapes: pixels and references (B, C, H, W); classes (B,).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -22,12 +22,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aha.core.axes import is_volume, per_image, place_axes
 from aha.core.registry import Registry
 from aha.core.seeds import generator_of
 from aha.core.spec import Spec, parse
 from aha.errors import SpecError
 from aha.models import TargetModel
-from aha.models.preprocessing import Preprocessing
+from aha.models.preprocessing import preprocessing_of
 from aha.models.scores import SCORES
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -44,9 +45,11 @@ class Reference(Spec):
     Attributes:
         is_pixels: it is made of pixel values, so that the model's normalisation must be known; the others follow from
             the image, whatever its normalisation.
+        for_volumes: it can be made of volumes (B, C, D, H, W) too.
     """
 
     is_pixels: ClassVar[bool] = True
+    for_volumes: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
@@ -71,7 +74,7 @@ def load_reference(spec: str | Reference) -> Reference:
 
 def reference_inputs(chosen: Reference, model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
     """What stands in for removed pixels, as model inputs (B, C, H, W): the one way from a reference to inputs."""
-    check_reference(chosen, model)
+    check_reference(chosen, model, inputs.shape[1:])
     if isinstance(chosen, ZerosNormalised):
         return torch.zeros_like(inputs)  # exactly, which the way to pixels and back is not
     model = with_normalisation(model, inputs)
@@ -85,12 +88,17 @@ def with_normalisation(model: TargetModel, inputs: Tensor) -> TargetModel:
     """The model, or one that takes inputs for pixels: any normalisation will do for what follows from the image."""
     if model.preprocessing is None:
         model = copy(model)  # the wrapper only: the module, its lock and its counts are shared
-        model.preprocessing = Preprocessing((inputs.shape[-2], inputs.shape[-1]), mean=(0.0,), std=(1.0,))
+        model.preprocessing = preprocessing_of(inputs.shape[2:], mean=(0.0,), std=(1.0,), fit="crop")
     return model
 
 
-def check_reference(chosen: Reference, model: TargetModel) -> None:
-    """Refuses pixel values for a module that states no normalisation: whether its 0 is black must not be guessed."""
+def check_reference(chosen: Reference, model: TargetModel, size: Sequence[int] = ()) -> None:
+    """Refuses pixel values for a module that states no normalisation: whether its 0 is black must not be guessed.
+
+    For inputs of `size` (C, D, H, W), also what is made of images alone.
+    """
+    if is_volume(size) and not chosen.for_volumes:
+        raise SpecError(f"the reference {chosen} is made for images, not for volumes; use blur or zeros_normalised")
     if chosen.is_pixels and model.preprocessing is None:
         raise SpecError(
             f"the reference {chosen} is made of pixels; state input_size, mean and std in load_model, or use blur or "
@@ -121,17 +129,19 @@ class White(Reference):
 @reference("mean")
 @dataclass(frozen=True)
 class Mean(Reference):
-    """One colour, the mean of ImageNet by default; its average for greyscale models."""
+    """One colour, the mean of ImageNet by default; its average for greyscale models, the model's mean for bands."""
 
     colour: tuple[float, ...] = IMAGENET_MEAN
 
     def __call__(self, model: TargetModel, pixels: Tensor, classes: Tensor) -> Tensor:
         """The colour everywhere."""
         channels = pixels.shape[1]
+        if self.colour == IMAGENET_MEAN and channels not in (1, 3):
+            return ZerosNormalised()(model, pixels, classes)
         if len(self.colour) not in (channels, 3) or (len(self.colour) != channels and channels != 1):
             raise SpecError(f"mean has {len(self.colour)} values; the images have {channels} channels")
         colour = pixels.new_tensor(self.colour if len(self.colour) == channels else [float(np.mean(self.colour))])
-        return colour.view(1, -1, 1, 1).expand_as(pixels)
+        return per_image(colour[None], pixels).expand_as(pixels)
 
 
 @reference("own_mean")
@@ -148,7 +158,7 @@ class OwnMean(Reference):
 
 def own_mean(pixels: Tensor) -> Tensor:
     """Each picture's mean colour, at every pixel (B, C, H, W)."""
-    return pixels.mean(dim=(2, 3), keepdim=True).expand_as(pixels)
+    return pixels.mean(dim=place_axes(pixels), keepdim=True).expand_as(pixels)
 
 
 @reference("zeros_normalised")
@@ -189,8 +199,15 @@ def blurred(pixels: Tensor, kernel: int, sigma: float) -> Tensor:
     # Reflection cannot reach beyond the opposite border; tiny images get the largest kernel that fits.
     size = min(kernel, 2 * min(pixels.shape[-2:]) - 1)
     # Along one side and then the other: with both at once, the work would grow with the kernel's area.
-    across = gaussian_blur(pixels, [size, 1], [sigma, sigma])
-    return gaussian_blur(across, [1, size], [sigma, sigma])  # type: ignore[no-any-return]
+    flat = pixels.flatten(1, -3)  # slices of a volume as channels
+    across = gaussian_blur(flat, [size, 1], [sigma, sigma])
+    found: Tensor = gaussian_blur(across, [1, size], [sigma, sigma]).view_as(pixels)
+    if not is_volume(pixels.shape[1:]):
+        return found
+    deep = min(size, 2 * pixels.shape[2] - 1)
+    lines = found.movedim(2, -1)  # (B, C, H, W, D)
+    along: Tensor = gaussian_blur(lines.flatten(1, -3), [deep, 1], [sigma, sigma]).view_as(lines)
+    return along.movedim(-1, 2)
 
 
 @reference("rise_blur")
@@ -202,6 +219,7 @@ class RiseBlur(Reference):
     """
 
     is_pixels: ClassVar[bool] = False
+    for_volumes: ClassVar[bool] = False
 
     kernel: int = 11
     sigma: float = 5.0
@@ -225,6 +243,7 @@ class AdaptiveBlur(Reference):
     """
 
     is_pixels: ClassVar[bool] = False
+    for_volumes: ClassVar[bool] = False
 
     smallest: int = 31
     largest: int = 101
@@ -294,6 +313,8 @@ class BlurredNoise(Reference):
 @dataclass(frozen=True)
 class ReferenceImage(Reference):
     """A picture of the user's, brought to the model's input like any other."""
+
+    for_volumes: ClassVar[bool] = False
 
     path: str
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from aha.core.axes import resized
 from aha.methods import Method, load_method
 from aha.metrics import Case, Sample
 from aha.metrics.curves import CurveMetric
@@ -209,8 +209,7 @@ class CardMaker:
     def _map(self, method: Method, sample: Sample, target: int) -> Tensor:
         classes = torch.tensor([target], device=self.model.device)
         maps = method.seeded(self.seed)(self.model, sample.inputs[None], classes).detach()  # (1, h, w)
-        size = sample.inputs.shape[-2:]
-        return F.interpolate(maps[None].float(), size=size, mode="bilinear", align_corners=False)[0, 0]
+        return resized(maps.float(), sample.inputs.shape[1:])[0]
 
     def _curves(self, sample: Sample, target: int, values: Tensor, method: str) -> list[Curves]:
         case = Case(sample, target, values.to(self.model.device), method, seed=self.seed)

@@ -34,7 +34,7 @@ class Explanation:
     """Maps of one method for N pairs of image and class; several classes of an image follow each other.
 
     Attributes:
-        maps: raw, un-normalised float32 maps (N, H, W) at the size of the model input.
+        maps: raw, un-normalised float32 maps (N, H, W) at the size of the model input; of volumes, (N, D, H, W).
         targets: explained class (N,) of each map.
         scores: the model's score (N,) of that class on the whole image.
         subjects: the images, one per map (an image with several classes appears several times).
@@ -96,26 +96,60 @@ class Explanation:
         return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
-        n, h, w = self.maps.shape
-        return f"Explanation({self.method} of {self.model}: {n} map{'s' * (n != 1)} of {h}x{w}, {self.seconds:.2f} s)"
+        n, *places = self.maps.shape
+        size = "x".join(map(str, places))
+        return f"Explanation({self.method} of {self.model}: {n} map{'s' * (n != 1)} of {size}, {self.seconds:.2f} s)"
 
     def numpy(self) -> NDArray[np.float32]:
         """Raw maps (N, H, W) as an array."""
         return self.maps.numpy()
 
     def original_map(self, index: int = 0) -> Tensor:
-        """The map in the pixels of the original image (H0, W0); NaN where the model never looked."""
+        """The map in the pixels of the original image (H0, W0); NaN where the model never looked.
+
+        Of a volume, in its voxels (D0, H0, W0).
+        """
         self._places(index)
         return self.subjects[index].geometry.to_original(self.maps[index])
 
-    def heatmap(self, index: int = 0, *, signed: bool | None = None, cmap: str | None = None) -> Image.Image:
-        """The map alone, in the original image's coordinates."""
-        return render.heatmap(self.original_map(index), signed=signed, cmap=cmap)
+    def best_slice(self, index: int = 0) -> int:
+        """The slice of a volume with the most evidence: the largest sum of positive values."""
+        return int(self._volume(index).nan_to_num(0.0).clamp(min=0).sum(dim=(1, 2)).argmax())
+
+    def _volume(self, index: int) -> Tensor:
+        values = self.original_map(index)
+        if values.dim() == 2:
+            raise OutputError("this is the map of an image, which has no slices")
+        return values
+
+    def _shown(
+        self, index: int, number: int | None, signed: bool | None, cmap: str | None
+    ) -> tuple[Image.Image, Tensor, render.Scale | None]:
+        """The picture, its map (H0, W0) and the scale; of a volume, one slice on the scale of all."""
+        if self.maps.dim() == 3 and number is None:
+            return self.subjects[index].image, self.original_map(index), None
+        values = self._volume(index)
+        chosen = self.best_slice(index) if number is None else number
+        if not -len(values) <= chosen < len(values):
+            raise OutputError(f"there is no slice {chosen}; the volume has {len(values)}, from 0 to {len(values) - 1}")
+        return (
+            self.subjects[index].frames[chosen],
+            values[chosen],
+            render.shared_scale(values, signed=signed, cmap=cmap),
+        )
+
+    def heatmap(
+        self, index: int = 0, *, slice: int | None = None, signed: bool | None = None, cmap: str | None = None
+    ) -> Image.Image:
+        """The map alone, in the original image's coordinates; of a volume, one slice, by default the best."""
+        _, values, scale = self._shown(index, slice, signed, cmap)
+        return render.heatmap(values, signed=signed, cmap=cmap, scale=scale)
 
     def overlay(
         self,
         index: int = 0,
         *,
+        slice: int | None = None,
         opacity: float = 0.55,
         signed: bool | None = None,
         cmap: str | None = None,
@@ -126,20 +160,44 @@ class Explanation:
 
         With `scale="shared"`, a colour means the same value in all maps of this explanation; a scale from
         `aha.results.explanations.shared_scale` does so over several explanations, of other methods or models too.
+
+        Of a volume, one slice: the one with this number, counted from 0, or the one with the most evidence. A colour
+        means the same in all of its slices.
         """
-        values = self.original_map(index)
-        common = _scale(scale, self, signed, cmap)
-        picture = render.overlay(
-            self.subjects[index].image, values, opacity=opacity, signed=signed, cmap=cmap, scale=common
-        )
+        image, values, common = self._shown(index, slice, signed, cmap)
+        common = _scale(scale, self, signed, cmap) or common
+        picture = render.overlay(image, values, opacity=opacity, signed=signed, cmap=cmap, scale=common)
         if not caption:
             return picture
         _, legend = render.colour(values, signed=signed, cmap=cmap, scale=common)
         return render.annotate(picture, title=self.caption(index), subtitle=self.method, legend=legend)
 
-    def top_mask(self, index: int = 0, *, percent: float = 20.0) -> Image.Image:
-        """The original image with all but the top `percent` % of its pixels dimmed."""
-        return render.top_mask(self.subjects[index].image, self.original_map(index), percent)
+    def montage(self, index: int = 0, *, count: int = 12, columns: int = 4, opacity: float = 0.55) -> Image.Image:
+        """Up to `count` slices of a volume from first to last, each with the map over it, and one colour bar.
+
+        Slices are evenly spaced; the titles say which they are.
+        """
+        if count < 1 or columns < 1:
+            raise OutputError(f"a montage needs at least one slice and one column, not {count} and {columns}")
+        values = self._volume(index)
+        numbers = np.unique(np.linspace(0, len(values) - 1, min(count, len(values))).round().astype(int)).tolist()
+        scale = render.shared_scale(values)
+        cells = [
+            render.annotate(
+                render.overlay(self.subjects[index].frames[number], values[number], opacity=opacity, scale=scale),
+                title=f"slice {number}",
+            )
+            for number in numbers
+        ]
+        rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+        return render.annotate(
+            render.contact_sheet(rows), title=self.caption(index), subtitle=self.method, legend=scale
+        )
+
+    def top_mask(self, index: int = 0, *, percent: float = 20.0, slice: int | None = None) -> Image.Image:
+        """The original image with all but the top `percent` % of its pixels dimmed; of a volume, within one slice."""
+        image, values, _ = self._shown(index, slice, None, None)
+        return render.top_mask(image, values, percent)
 
     def composite(self, index: int = 0, *, opacity: float = 0.75, caption: bool = True) -> Image.Image:
         """The original image, each place in the colour of the class that wins it, with a legend of the classes."""
@@ -238,7 +296,7 @@ class Explanation:
 
     def _row_html(self, index: int) -> str:
         # Both with a caption, at the same place and size, so that one sees which pixel is which.
-        photograph = self.subjects[index].image.convert("RGB")
+        photograph = self._shown(index, None, None, None)[0].convert("RGB")
         captioned = render.annotate(photograph, title="photograph")
         side = max(photograph.size)
         style = "width:320px;max-width:48%;vertical-align:top;margin:4px"

@@ -48,8 +48,8 @@ def usable_map(values: NDArray[Any], what: str) -> NDArray[np.float32]:
     """A map from elsewhere as single-precision numbers, some of which may be unknown (NaN), or a refusal."""
     if values.dtype.kind not in "fiub":
         raise MetricError(f"{what} holds {values.dtype} values; a map has one real number per pixel")
-    if values.ndim != 2 or values.size == 0:
-        raise MetricError(f"{what} has the shape {values.shape}; a map is (height, width)")
+    if values.ndim not in (2, 3) or values.size == 0:
+        raise MetricError(f"{what} has the shape {values.shape}; a map is (height, width), of a volume (depth, ...)")
     with np.errstate(over="ignore"):
         found: NDArray[np.float32] = values.astype(np.float32)
     if np.isinf(found).any():

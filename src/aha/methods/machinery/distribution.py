@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from aha.core.axes import resized
 
 _ROUNDING = 8  # shares of equal maps differ from 1 / K by a few units in the last place
 
@@ -53,10 +54,8 @@ class Distribution:
         """Place (h, w) among the classes of the one with the largest share."""
         return self.shares.argmax(dim=0)
 
-    def resized(self, size: tuple[int, int]) -> Distribution:
+    def resized(self, size: tuple[int, ...]) -> Distribution:
         """The same at another resolution; shares still sum to one."""
-
-        def enlarge(values: Tensor) -> Tensor:
-            return F.interpolate(values[None].float(), size=size, mode="bilinear", align_corners=False)[0].cpu()
-
-        return replace(self, maps=enlarge(self.maps), shares=enlarge(self.shares))
+        return replace(
+            self, maps=resized(self.maps.float(), size).cpu(), shares=resized(self.shares.float(), size).cpu()
+        )

@@ -23,7 +23,7 @@ class MapCells(Partition):
 
     of: Method
 
-    def count(self, size: tuple[int, int]) -> int:
+    def count(self, size: tuple[int, ...]) -> int:
         """At most: how many there are shows when the method is asked."""
         return min(MOST_CELLS, size[0] * size[1])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from aha.core.axes import VOLUME
 from aha.data.batches import Subject
 from aha.drawing.colours import DIVERGING, SEQUENTIAL, lookup_table
 from aha.errors import OutputError
@@ -48,6 +50,7 @@ class MapRecord(Drawn):
     values: str  # float16 shares of the unit
     wide: bool
     ranks: str  # uint32 where they are wide, else uint16
+    pixels: int  # that are ranked: those of the map, or all voxels of the volume whose slice it is
     card: CardRecord | None
 
 
@@ -65,10 +68,13 @@ class Payload(TypedDict):
     pictures: list[PictureRecord]
     maps: list[MapRecord]
     colours: dict[str, str]
+    slices: int  # if the pictures are those of one volume
 
 
 def payload(explanations: Sequence[Explanation]) -> Payload:
     """Everything that the viewer shows; explanations of the same pictures stand side by side.
+
+    Of a volume, each slice is a picture: all of them, or evenly spaced ones if a page cannot hold so many.
 
     Raises:
         OutputError: There are more maps than a page can hold.
@@ -82,19 +88,43 @@ def payload(explanations: Sequence[Explanation]) -> Payload:
     for explanation in explanations:
         for index, subject in enumerate(explanation.subjects):
             key = (subject.name, subject.geometry.model)
+            slices = _slices(subject, explanation.maps[index], max(1, MOST_MAPS // count))
             if key not in places:
                 places[key] = len(pictures)
-                pictures.append(_picture(subject))
-            maps.append(_map(explanation, index, places[key]))
+                pictures += [_picture(one) for _, one in slices]
+            maps += [_map(explanation, index, places[key] + row, number) for row, (number, _) in enumerate(slices)]
     colours = {name: _text(lookup_table(name).tobytes()) for name in (SEQUENTIAL, DIVERGING)}
-    return {"pictures": pictures, "maps": maps, "colours": colours}
+    is_one_volume = len(places) == 1 and len(pictures) > 1
+    return {
+        "pictures": pictures,
+        "maps": maps,
+        "colours": colours,
+        "slices": len(pictures) if is_one_volume else 0,
+    }
 
 
-def _map(explanation: Explanation, index: int, picture: int) -> MapRecord:
+def _slices(subject: Subject, values: Tensor, most: int) -> list[tuple[int, Subject]]:
+    """The picture itself, or slices of a volume's map (D, H, W) with their numbers, at most so many."""
+    if values.dim() == 2:
+        return [(0, subject)]
+    numbers = np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int)).tolist()
+    frames = subject.frames
+    # A volume that was resized has other slices than the model saw: the one under the centre is shown.
+    own = [min(len(frames) - 1, int((number + 0.5) * len(frames) / len(values))) for number in numbers]
+    return [
+        (number, replace(subject, name=f"{subject.name}, slice {frame}", image=frames[frame], frames=()))
+        for number, frame in zip(numbers, own, strict=True)
+    ]
+
+
+def _map(explanation: Explanation, index: int, picture: int, number: int) -> MapRecord:
     values = explanation.maps[index].nan_to_num(0.0)
-    how = drawn(values)
+    how = drawn(values.flatten(0, -2))  # of a volume: one scale for all slices
     ranks = rank_pixels(values, seed=int(str(explanation.settings.get("seed", 0)))).numpy()
-    is_wide = ranks.size > _LARGEST_SHORT
+    is_wide, pixels = ranks.size > _LARGEST_SHORT, ranks.size
+    if values.dim() == VOLUME - 1:
+        values, ranks = values[number], ranks[number]
+    how["height"] = len(values)
     return {
         **how,
         "picture": picture,
@@ -107,6 +137,7 @@ def _map(explanation: Explanation, index: int, picture: int) -> MapRecord:
         "values": _text((values / how["unit"]).numpy().astype("<f2").tobytes()),
         "wide": is_wide,
         "ranks": _text(ranks.astype("<u4" if is_wide else "<u2").tobytes()),
+        "pixels": pixels,
         "card": _card(explanation.cards[index]) if explanation.cards else None,
     }
 

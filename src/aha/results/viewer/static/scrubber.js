@@ -123,7 +123,7 @@ export class Scrubber {
         if (!reference || tile !== this.tiles[choice.by] || map !== tile.map || picture !== tile.picture) return undefined; // another view by now
       }
       if (this.out?.width !== picture.width || this.out?.height !== picture.height) this.out = new ImageData(picture.width, picture.height);
-      const count = Math.round(choice.share * map.ranks.length);
+      const count = Math.round(choice.share * (map.pixels ?? map.ranks.length));
       // In this very frame, so that picture and marker never part.
       this.view.put(paintPerturbed(picture, reference, map.ranks, count, choice.kind, this.out));
       this.view.draw();

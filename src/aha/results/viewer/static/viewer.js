@@ -23,7 +23,7 @@ class Viewer {
   constructor(root, payload) {
     Object.assign(this, { payload, lens: new Lens(), look: { ...LOOK }, choice: { kind: "delete", by: 0, reference: AVERAGE, share: 0.1 }, tiles: [], turn: 0 });
     const change = (read) => ({ change: (event) => { read(event.target.value); } });
-    this.picture = make("select", { on: change(() => this.open()) }, ...payload.pictures.map((one, i) => make("option", { value: i }, one.name)));
+    this.picture = make("select", { on: change((value) => { this.slice.value = value; this.open(); }) }, ...payload.pictures.map((one, i) => make("option", { value: i }, one.name)));
     this.class = make("select", { on: change(() => this.open()) });
     const mode = make("select", { on: change((value) => { this.look.mode = value; this.paint(); }) },
       ...[["overlay", "over the picture"], ["map", "the map alone"], ["mask", "top 20 % only"]].map(([value, name]) => make("option", { value }, name)));
@@ -32,10 +32,14 @@ class Viewer {
     this.card = make("p", { class: "card-text" });
     this.pictureLabel = make("label", {}, "Picture ", this.picture);
     this.pictureLabel.hidden = payload.pictures.length < 2;
+    this.slice = make("input", { type: "range", min: 0, max: Math.max(0, payload.slices - 1), step: 1, value: 0, "aria-label": "Slice",
+      on: { input: () => { this.picture.value = this.slice.value; this.open(); } } });
+    const slice = make("label", {}, "Slice ", this.slice);
+    slice.hidden = !payload.slices;
     this.classLabel = make("label", {}, "Class ", this.class);
     const place = make("div");
     root.classList.add("aha");
-    root.replaceChildren(make("div", { class: "row wrap viewer-tools" }, this.pictureLabel, this.classLabel, make("label", {}, "Show ", mode), make("label", {}, "Opacity ", opacity)),
+    root.replaceChildren(make("div", { class: "row wrap viewer-tools" }, this.pictureLabel, slice, this.classLabel, make("label", {}, "Show ", mode), make("label", {}, "Opacity ", opacity)),
       this.place, place, this.card);
     this.scrubber = new Scrubber(place, this.lens, { choice: this.choice, references: [AVERAGE] });
     this.scrubber.reference.closest("label").hidden = true;

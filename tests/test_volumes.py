@@ -1,0 +1,409 @@
+"""Volumes and clips (B, C, D, H, W): maps with a third axis, measured in voxels."""
+
+from __future__ import annotations
+
+import runpy
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import captum.attr
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import aha
+from aha.errors import AhaError, CapabilityError, ImageError, MetricError, OutputError, SpecError
+from aha.methods import METHODS, load_method
+from aha.models import TargetModel, load_model
+from aha.perturb.references import REFERENCES, load_reference, reference_inputs
+from fakes import changes, randomised, snapshot, surroundings
+
+SIZE = (4, 24, 20)
+EXAMPLE = Path(__file__).parents[1] / "examples" / "volume.py"
+# Texts of methods that have to be asked for less, or wrap another.
+TEXTS = {
+    "smooth": "smooth(gradient, n=2)",
+    "rise": "rise(n=8, cells=3)",
+    "lime": "lime(n=12, parts=patches(grid=3))",
+    "kernel_shap": "kernel_shap(n=80, parts=patches(grid=3))",
+    "shapley_sampling": "shapley_sampling(orders=1, parts=patches(grid=3))",
+    "integrated_gradients": "integrated_gradients(steps=4)",
+    "gradient_shap": "gradient_shap(n=3)",
+}
+FOR_VOLUMES = sorted(name for name in METHODS if METHODS[name].for_volumes)
+
+
+def cnn3d(seed: int = 0) -> nn.Sequential:
+    """A small 3-D network of 5 classes."""
+    layers = [nn.Conv3d(3, 6, 3, padding=1), nn.ReLU(), nn.MaxPool3d(2), nn.Conv3d(6, 8, 3, padding=1), nn.ReLU()]
+    return randomised(nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(8, 5)), seed)
+
+
+class VideoTransformer(nn.Module):
+    """Tubelets of 2 x 8 x 8 voxels, joint attention over time and space, and a class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv3d(3, 16, (2, 8, 8), stride=(2, 8, 8))
+        self.start = nn.Parameter(torch.randn(1, 1, 16))
+        self.blocks = nn.ModuleList([timm.models.vision_transformer.Block(16, 2) for _ in range(3)])
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 5)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        tokens = self.embed(clips).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.start.expand(len(clips), -1, -1), tokens], dim=1)
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.head(self.norm(tokens)[:, 0])
+
+
+def one_line(caught: pytest.ExceptionInfo[BaseException]) -> None:
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def volumes() -> Tensor:
+    return torch.randn(2, 3, *SIZE, generator=torch.Generator().manual_seed(3))
+
+
+@cache
+def stated() -> TargetModel:
+    return load_model(cnn3d(), input_size=(3, *SIZE), mean=(0.5,) * 3, std=(0.25,) * 3)
+
+
+@pytest.mark.parametrize("name", FOR_VOLUMES)
+def test_maps_have_a_third_axis_and_leave_no_trace(name: str, volumes: Tensor) -> None:
+    network, kept = cnn3d(), volumes.clone()
+    before, around = snapshot(network), surroundings()
+    # Windows of 15 pixels do not fit: the default is for photographs.
+    text = {"occlusion": "occlusion(window=8, stride=8)"}.get(name, TEXTS.get(name, name))
+    found = aha.explain(network, volumes, text, 1)
+    assert found.maps.shape == (2, *SIZE)
+    assert bool(found.maps.isfinite().all())
+    alone = aha.explain(network, volumes[1:], text, 1)
+    assert torch.allclose(found.maps[1], alone.maps[0], rtol=1e-4, atol=1e-6)
+    assert changes(before, snapshot(network)) == changes(around, surroundings()) == []
+    assert torch.equal(volumes, kept)
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - set(FOR_VOLUMES)))
+def test_methods_for_images_refuse_in_one_line(name: str, volumes: Tensor) -> None:
+    inner = {"bidirectional": "bidirectional", "var": "var(grad_cam, classes=[0, 1])"}
+    try:
+        text = str(load_method(inner.get(name, name)))
+    except SpecError:
+        text = f"{name}(grad_cam)"
+    for model in (cnn3d(), stated()):
+        with pytest.raises((CapabilityError, SpecError)) as caught:
+            aha.explain(model, volumes, text, 1)
+        one_line(caught)
+        assert "volumes" in str(caught.value) or "needs" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCES))
+def test_references_are_made_of_volumes_or_refuse(name: str, volumes: Tensor) -> None:
+    text = {"image": "image('a.png')", "neighbours": "neighbours(files=('a.png',))"}.get(name, name)
+    chosen, classes = load_reference(text), torch.zeros(2, dtype=torch.long)
+    if chosen.for_volumes:
+        found = reference_inputs(chosen, stated(), volumes, classes)
+        assert found.shape == volumes.shape
+        return
+    with pytest.raises(SpecError, match="made for images, not for volumes"):
+        reference_inputs(chosen, stated(), volumes, classes)
+
+
+def test_blur_reaches_across_slices() -> None:
+    impulse = torch.zeros(1, 3, 9, 21, 21)
+    impulse[:, :, 4, 10, 10] = 1
+    model = load_model(cnn3d(), input_size=(3, 9, 21, 21), mean=(0.0,) * 3, std=(1.0,) * 3)
+    found = load_reference("blur(kernel=7, sigma=1.5)")(model, impulse, torch.zeros(1, dtype=torch.long))[0, 0]
+    assert float(found.sum()) == pytest.approx(1, abs=1e-4)
+    assert float(found[5, 10, 10]) == pytest.approx(float(found[4, 11, 10]), rel=1e-4)
+    assert torch.allclose(found, found.flip(0), atol=1e-7)
+
+
+def test_equal_to_captum(volumes: Tensor) -> None:
+    network, target = cnn3d(), 2
+    zero = torch.zeros_like(volumes)
+    slopes = captum.attr.Saliency(network).attribute(volumes.clone().requires_grad_(), target, abs=False)
+    ours = aha.explain(network, volumes, "gradient(channels='sum')", target)
+    assert torch.allclose(ours.maps, slopes.detach().sum(dim=1), atol=1e-6)
+    theirs = captum.attr.IntegratedGradients(network).attribute(volumes, zero, target, n_steps=8)
+    ours = aha.explain(network, volumes, "integrated_gradients(steps=8)", target)
+    assert torch.allclose(ours.maps, theirs.detach().sum(dim=1).float(), atol=1e-5)
+    cam = captum.attr.LayerGradCam(network, network[4]).attribute(volumes, target, relu_attributions=True)
+    large = nn.functional.interpolate(cam.detach(), SIZE, mode="trilinear", align_corners=False)[:, 0]
+    assert torch.allclose(aha.explain(network, volumes, "grad_cam", target).maps, large, atol=1e-6)
+    windows = captum.attr.Occlusion(lambda x: network(x)).attribute(
+        volumes, (3, 4, 8, 8), strides=(3, 4, 4, 4), target=target, baselines=0
+    )
+    model = load_model(network, score="logit")
+    ours = aha.explain(model, volumes, "occlusion(window=8, stride=4, reference=zeros_normalised)", target)
+    assert torch.allclose(ours.maps, windows.detach()[:, 0].float(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "method", ["gradient(channels='sum')", "grad_cam", "layer_cam", "integrated_gradients(steps=4)"]
+)
+def test_equal_slices_have_equal_maps_that_sum_to_that_of_the_image(method: str) -> None:
+    if not EXAMPLE.is_file():
+        pytest.skip("the examples are part of the source tree, not of the package")
+    network = randomised(timm.create_model("resnet18", pretrained=False, num_classes=10), gain=1.0)
+    deep = runpy.run_path(str(EXAMPLE))["inflated"](network)
+    image = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    classes = load_model(network).outputs(image)[0].argsort(descending=True).tolist()
+    with warnings.catch_warnings():  # Grad-CAM's map of a class may be flat at zero
+        warnings.simplefilter("ignore")
+        maps = {cls: aha.explain(load_model(network), image, method, cls).maps for cls in classes}
+    target = next(cls for cls in classes if bool(maps[cls].any()))
+    flat = maps[target]
+    clip = image[:, :, None].expand(-1, -1, 4, -1, -1)
+    found = aha.explain(load_model(deep), clip, method, target).maps
+    size = float(flat.abs().max())
+    assert size > 0
+    assert torch.allclose(found, found.mean(dim=1, keepdim=True).expand_as(found), atol=1e-4 * size)
+    assert torch.allclose(found.sum(dim=1), flat, atol=1e-4 * size)
+
+
+@pytest.mark.parametrize("method", ["grad_cam", "grad_cam(form='features')", "hires_cam", "gradient", "eigen_cam"])
+def test_video_transformers(method: str, volumes: Tensor) -> None:
+    network, clips = randomised(VideoTransformer()), nn.functional.pad(volumes, (0, 4))
+    found = aha.explain(network, clips, method, 1)
+    assert found.maps.shape == (2, 4, 24, 24)
+    if method != "eigen_cam":
+        assert found.maps.abs().sum() > 0
+    layouts = load_model(network).structure(clips.shape[1:]).blocks
+    assert {block.layout.grid for block in layouts} == {(2, 3, 3)}
+
+
+def test_deletion_and_insertion_count_voxels(volumes: Tensor) -> None:
+    model, count = stated(), SIZE[0] * SIZE[1] * SIZE[2]
+    values = torch.arange(count, dtype=torch.float32).view(1, *SIZE)  # the last slice goes first
+    scores = aha.evaluate(model, volumes[:1], {"by depth": values}, "deletion(steps=4, references=(black,))", targets=1)
+    assert not scores.failures
+    (row,) = [row for row in scores.rows if row.reference == "black"]
+    pixels, heights = model.to_pixels(volumes[:1]), []
+    for gone in range(5):
+        shown = pixels.clone()
+        shown[:, :, SIZE[0] - gone :] = 0
+        heights.append(float(model.scores(model.to_inputs(shown), torch.tensor([1]))[0]))
+    assert row.value == pytest.approx(float(np.trapezoid(heights) / 4), abs=1e-5)
+
+
+def test_metrics_refuse_or_measure(volumes: Tensor) -> None:
+    model = stated()
+    for metric in (
+        "insertion(steps=3, references=(black, blur))",
+        "ins_del(steps=3, references=(mean,))",
+        "sparseness",
+    ):
+        assert not aha.evaluate(model, volumes, "grad_cam", metric).failures
+    for metric in ("information_curve", "single_deletion", "randomisation"):
+        with pytest.raises(MetricError, match="measures maps of images, not of volumes or clips") as caught:
+            aha.evaluate(model, volumes, "grad_cam", metric)
+        one_line(caught)
+
+
+def test_a_card_of_a_volume(volumes: Tensor) -> None:
+    found = aha.explain(stated(), volumes[:1], "grad_cam", 1, card=True)
+    assert "random pixels" in found.cards[0].sentence
+
+
+def test_one_volume_is_known_by_the_stated_size(volumes: Tensor) -> None:
+    assert aha.explain(stated(), volumes[0], "gradient").maps.shape == (1, *SIZE)
+    with pytest.raises(ImageError, match=r"is not \(C, D, H, W\) or \(B, C, D, H, W\)"):
+        aha.explain(stated(), volumes[0, 0], "gradient")
+
+
+def test_drawing(volumes: Tensor, tmp_path: Path) -> None:
+    found = aha.explain(stated(), volumes, "gradient", 1)
+    assert "2 maps of 4x24x20" in repr(found)
+    assert found.overlay(0, slice=1, caption=False).size == (20, 24)
+    assert found.overlay(0, slice=-1, caption=False).tobytes() == found.overlay(0, slice=3, caption=False).tobytes()
+    best = found.best_slice(0)
+    assert best == int(found.maps[0].sum(dim=(1, 2)).argmax())
+    assert found.overlay(0).tobytes() == found.overlay(0, slice=best).tobytes()
+    assert found.heatmap(1, slice=0).size == found.top_mask(1, slice=0).size == (20, 24)
+    sheet = found.montage(0, count=3, columns=2)
+    assert sheet.width > 2 * 20
+    manifest = found.save(tmp_path)
+    (file, *_) = sorted(tmp_path.rglob("*.npz"))
+    with np.load(file) as arrays:
+        assert arrays["model_map"].shape == SIZE
+        assert np.allclose(arrays["model_map"], found.maps[0].numpy()) or np.allclose(
+            arrays["model_map"], found.maps[1].numpy()
+        )
+    assert manifest.is_file()
+    assert "<img" in found._repr_html_()
+    with pytest.raises(OutputError, match="there is no slice 4; the volume has 4, from 0 to 3"):
+        found.overlay(0, slice=4)
+    with pytest.raises(OutputError, match="at least one slice and one column"):
+        found.montage(0, count=0)
+    flat = aha.explain(
+        randomised(nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 2))), torch.ones(1, 3, 8, 8), "gradient"
+    )
+    for call in (lambda: flat.overlay(0, slice=1), lambda: flat.montage()):
+        with pytest.raises(OutputError, match="image, which has no slices"):
+            call()
+
+
+def test_a_colour_means_the_same_in_all_slices(volumes: Tensor) -> None:
+    found = aha.explain(stated(), volumes[:1], "gradient", 1)
+    faint = found.maps.clone()
+    faint[0, 0] *= 1e-3
+    shown = aha.results.explanation.replace(found, maps=faint)
+    pixels = np.asarray(shown.heatmap(0, slice=0)).reshape(-1, 3)
+    assert len(np.unique(pixels, axis=0)) <= 2  # all near the low end of the volume's scale
+    assert len(np.unique(np.asarray(shown.heatmap(0, slice=1)).reshape(-1, 3), axis=0)) > 20
+
+
+# Files
+
+
+def _model(channels: int, size: tuple[int, ...], **options: Any) -> TargetModel:
+    convolution = nn.Conv3d if len(size) == 3 else nn.Conv2d
+    pool = nn.AdaptiveAvgPool3d if len(size) == 3 else nn.AdaptiveAvgPool2d
+    network = nn.Sequential(convolution(channels, 4, 3, padding=1), nn.ReLU(), pool(1), nn.Flatten(), nn.Linear(4, 3))
+    numbers = tuple(float(channel) for channel in range(channels))
+    return load_model(randomised(network), input_size=(channels, *size), mean=numbers, std=(2.0,) * channels, **options)
+
+
+def test_arrays_of_volumes(tmp_path: Path) -> None:
+    model = _model(1, (4, 12, 10))
+    values = np.random.default_rng(0).normal(size=(8, 24, 20)).astype(np.float32)
+    np.save(tmp_path / "a.npy", values)
+    np.savez_compressed(tmp_path / "b.npz", volume=values)
+    found = aha.explain(model, tmp_path, "gradient", 1)
+    assert found.maps.shape == (2, 4, 12, 10)
+    assert torch.allclose(found.maps[0], found.maps[1], atol=1e-7)
+    assert found.original_map(0).shape == (8, 24, 20)
+    assert len(found.subjects[0].frames) == 8
+    assert found.overlay(0, slice=7, caption=False).size == (20, 24)
+    given = torch.nn.functional.interpolate(torch.from_numpy(values)[None, None], (4, 12, 10), mode="trilinear")
+    by_hand = aha.explain(model, given / 2, "gradient", 1)
+    assert torch.allclose(found.maps[0], by_hand.maps[0], atol=1e-6)
+    assert torch.allclose(aha.explain(model, values, "gradient", 1).maps[0], found.maps[0], atol=1e-7)
+
+
+def test_bytes_are_pixels(tmp_path: Path) -> None:
+    model = load_model(cnn3d(), input_size=(3, 4, 8, 8), mean=(0.5,) * 3, std=(0.5,) * 3)
+    clip = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    found = aha.explain(model, clip, "gradient", 1)
+    inputs = (torch.from_numpy(clip).permute(3, 0, 1, 2)[None].float() / 255 - 0.5) / 0.5
+    assert torch.allclose(found.maps, aha.explain(model, inputs, "gradient", 1).maps, atol=1e-6)
+    assert np.array_equal(np.asarray(found.subjects[0].frames[1]), clip[1])
+
+
+def test_nifti(tmp_path: Path) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    values = np.random.default_rng(0).normal(size=(10, 12, 4)).astype(np.float32)  # x, y, z
+    place = tmp_path / "scan.nii.gz"
+    nibabel.save(nibabel.Nifti1Image(values, np.diag([2.0, 2.0, 5.0, 1.0])), place)
+    model = _model(1, (4, 12, 10))
+    found = aha.explain(model, place, "gradient", 1)
+    by_hand = aha.explain(model, np.ascontiguousarray(values.T), "gradient", 1)
+    assert torch.equal(found.maps, by_hand.maps)
+    mirrored = tmp_path / "mirrored.nii"  # stored from right to left, and the same in the scanner's coordinates
+    affine = np.diag([-2.0, 2.0, 5.0, 1.0])
+    nibabel.save(nibabel.Nifti1Image(values[::-1].copy(), affine), mirrored)
+    assert torch.equal(aha.explain(model, mirrored, "gradient", 1).maps, found.maps)
+
+
+def test_a_dicom_series(tmp_path: Path) -> None:
+    pydicom = pytest.importorskip("pydicom")
+    values = np.random.default_rng(0).integers(0, 2000, (4, 12, 10)).astype(np.uint16)
+    series = pydicom.uid.generate_uid()
+    folder = tmp_path / "series"
+    folder.mkdir()
+    for number, name in zip(range(4), "cabd", strict=True):  # names in another order than places
+        meta = pydicom.dataset.FileMetaDataset()
+        meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+        meta.MediaStorageSOPClassUID = pydicom.uid.CTImageStorage
+        meta.MediaStorageSOPInstanceUID = pydicom.uid.generate_uid()
+        one = pydicom.dataset.FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
+        one.SOPClassUID, one.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+        one.SeriesInstanceUID, one.Rows, one.Columns = series, 12, 10
+        one.SamplesPerPixel, one.PhotometricInterpretation, one.PixelRepresentation = 1, "MONOCHROME2", 0
+        one.BitsAllocated = one.BitsStored = 16
+        one.HighBit, one.RescaleSlope, one.RescaleIntercept = 15, 2, -1000
+        one.ImageOrientationPatient, one.ImagePositionPatient = [1, 0, 0, 0, 1, 0], [0, 0, 5.0 * number]
+        one.PixelData = values[number].tobytes()
+        one.save_as(folder / f"{name}.dcm", enforce_file_format=True)
+    model = _model(1, (4, 12, 10))
+    found = aha.explain(model, folder, "gradient", 1)
+    by_hand = aha.explain(model, values.astype(np.float32) * 2 - 1000, "gradient", 1)
+    assert torch.equal(found.maps, by_hand.maps)
+
+
+# Bands
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 13])
+def test_any_number_of_channels(channels: int, tmp_path: Path) -> None:
+    model = _model(channels, (16, 16))
+    values = np.random.default_rng(0).normal(size=(16, 16, channels)).astype(np.float32)
+    inputs = (torch.from_numpy(values).permute(2, 0, 1) - torch.arange(channels)[:, None, None]) / 2
+    for method in ("gradient", "grad_cam", "integrated_gradients(steps=3, reference=blur)", "occlusion(window=8)"):
+        found = aha.explain(model, inputs, method, 1)
+        assert found.maps.shape == (1, 16, 16)
+        if channels != 1:
+            np.save(tmp_path / "bands.npy", values)
+            for given in (values, tmp_path / "bands.npy", values.transpose(2, 0, 1)):
+                assert torch.allclose(aha.explain(model, given, method, 1).maps, found.maps, atol=1e-5)
+    classes = torch.zeros(1, dtype=torch.long)
+    for name in ("black", "white", "mean", "own_mean", "blur", "noise", "rise_blur", "imputed", "shuffled"):
+        assert reference_inputs(load_reference(name), model, inputs[None], classes).shape == inputs[None].shape
+
+
+def test_bands_are_drawn_as_stated() -> None:
+    values = np.zeros((16, 16, 4), dtype=np.float32)
+    values[:8, :, 3], values[:, :8, 1] = 1000, 500
+    picture = aha.explain(_model(4, (16, 16), bands=(3, 2, 1)), values, "gradient", 1).subjects[0].image
+    assert picture.getpixel((12, 2)) == (255, 0, 0)
+    assert picture.getpixel((2, 12)) == (0, 0, 255)
+    grey = aha.explain(_model(4, (16, 16)), values, "gradient", 1).subjects[0].image
+    red, green, blue = grey.getpixel((2, 2))
+    assert red == green == blue == 255
+
+
+def test_a_tiff_of_bands(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    values = np.random.default_rng(0).integers(0, 4000, (5, 20, 24)).astype(np.uint16)
+    tifffile.imwrite(tmp_path / "scene.tif", values, photometric="minisblack")
+    model = _model(5, (16, 16))
+    found = aha.explain(model, tmp_path / "scene.tif", "gradient", 1)
+    assert torch.equal(found.maps, aha.explain(model, values, "gradient", 1).maps)
+    assert found.original_map(0).shape == (20, 24)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (np.zeros((4, 12, 10, 2), dtype=np.float32), r"has the shape \(4, 12, 10, 2\); the model reads 1 channels"),
+        ("missing.npy", "missing.npy does not exist"),
+        ("text.npy", "text.npy cannot be read"),
+        ("pickled.npy", "pickled.npy cannot be read"),
+        ("photo.png", "photo.png is no array; give .npy"),
+        (np.full((4, 12, 10), np.nan, dtype=np.float32), "values that are not finite"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(
+    given: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.npy").write_text("no array")
+    (tmp_path / "photo.png").write_bytes(b"\x89PNG")
+    np.save(tmp_path / "pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ImageError, match=says) as caught:
+        aha.explain(_model(1, (4, 12, 10)), given, "gradient")
+    one_line(caught)
+
+
+@pytest.mark.parametrize("bands", [(1, 2), (1, 2, 9), "rgb"])
+def test_bands_that_are_not_there(bands: Any) -> None:
+    with pytest.raises(AhaError, match="must be three channels counted from 0 below 4"):
+        _model(4, (16, 16), bands=bands)
