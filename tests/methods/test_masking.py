@@ -210,9 +210,9 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, images: Tenso
     [
         ("occlusion(stride=0)", "stride"),
         ("occlusion(window=8, stride=9)", "window=8"),
-        ("rise(n=0)", "n=0"),
-        ("rise(p=1.0)", "p=1.0"),
-        ("lime(n=1)", "n=1"),
+        ("rise(n=0)", "n must be a whole number of at least 1, not 0"),
+        ("rise(p=1.0)", "p must be a number above 0 and below 1, not 1.0"),
+        ("lime(n=1)", "n must be a whole number of at least 2, not 1"),
         ("lime(kernel_width=0)", "kernel_width"),
         ("lime(parts=patches(grid=0))", "grid"),
         ("lime(parts=slic(n=0))", "slic"),
