@@ -96,3 +96,11 @@ def test_train_and_refine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().out.count("loss") == 4
     assert pictures(tmp_path) == {"refined_0.png", "refined_2.png"}
     assert (tmp_path / "run" / "explainer" / "model.safetensors").is_file()
+
+
+@pytest.mark.filterwarnings("ignore::aha.errors.MapWarning")  # with random weights a map may be flat
+def test_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("skimage")
+    run("volume.py", tmp_path, monkeypatch)
+    assert (tmp_path / "volume.png").is_file()
+    assert "1 map of 8x224x224" in capsys.readouterr().out

@@ -89,7 +89,8 @@ def explain(
         model: from `aha.load_model`, or what that accepts.
         images: a path, folder, PIL image, array (H, W[, 3]) of uint8 or of floats in [0, 1], uint8 tensor ([B,] C, H,
             W), a list of these, or normalised model inputs: a float tensor ([B,] C, H, W), a DataLoader of them, or a
-            `Batch` from `aha.data.batches`. A torch Dataset may hold images or inputs, with or without labels.
+            `Batch` from `aha.data.batches`. Models of volumes or bands take arrays, `.npy`, NIfTI, DICOM and TIFF, and
+            inputs (B, C, D, H, W). A torch Dataset may hold images or inputs, with or without labels.
         method: text such as `"integrated_gradients(steps=50)"`, a method, or an explainer from `aha.train`; or a list
             of them. `aha` by default; if it cannot read the model, another one that fits, with a warning.
         target: `"top1"`, `"top5"`, `"label"`, a class index or name, or a list with one entry per image: its class, or
@@ -285,7 +286,7 @@ def _explain_batch(
             **method.facts(model, inputs.shape[1:]),
         },
         digest=model.digest,
-        distribution=[distribution.resized(size) for distribution in found],
+        distribution=[distribution.resized((size[-2], size[-1])) for distribution in found],
         quality=quality,
     )
     _warn_of_unusable(explanation, outputs[rows].cpu())

@@ -54,7 +54,7 @@ class AblationCAM(Method):
 
         def without(part: slice) -> Tensor:
             gone = torch.arange(len(channels), device=channels.device)[part]
-            maps = channels.repeat(len(gone), 1, 1, 1)
+            maps = channels.repeat(len(gone), *[1] * channels.dim())
             maps[torch.arange(len(gone)), gone] = 0
             return masked.read(model.outputs_from_features(image, stage, maps))
 

@@ -210,12 +210,12 @@ def _serves(chosen: Method, model: TargetModel, size: Sequence[int] | None) -> b
 
 def check_fit(chosen: Method, model: TargetModel, size: Sequence[int] | None = None) -> None:
     """Refuses a method whose needs the model cannot meet for inputs of this size, before anything is computed."""
-    for reference in chosen.references:
-        check_reference(reference, model, () if size is None else size)
     if _is_of_volumes(model, size) and (images_only := chosen.images_only()):
         raise CapabilityError(
             f"{images_only} explains images (C, H, W), not volumes or clips (C, D, H, W). {_advice(model, size)}"
         )
+    for reference in chosen.references:
+        check_reference(reference, model, () if size is None else size)
     # Without a size, a module that states none can be asked only when its first inputs are there.
     is_known = size is not None or model.preprocessing is not None
     if is_known and "gradients" in chosen.needs and (why := model.gradient_refusal(size)):
