@@ -50,7 +50,15 @@ def a_case(model: TargetModel) -> Case:
 
     values = explain(model, inputs[None], torch.tensor([target]))[0]
     return Case(
-        sample, target, values, "gradient", explain=explain, seconds=0.1, forward_images=1.0, backward_images=1.0
+        sample,
+        target,
+        values,
+        "gradient",
+        explain=explain,
+        reseeded=lambda seed: explain,
+        seconds=0.1,
+        forward_images=1.0,
+        backward_images=1.0,
     )
 
 

@@ -34,6 +34,7 @@ from aha.models.kept import KeptPass
 from aha.models.memory import is_out_of_memory
 from aha.models.parts import Parts, Toll
 from aha.models.passes import NO_STRUCTURE, captured, features_of
+from aha.models.precision import Precision
 from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
 from aha.models.runnable import RunnableModel
 from aha.models.scores import Score, regression
@@ -109,6 +110,12 @@ class TargetModel(RunnableModel):
     def scored_by(self, score: Score) -> TargetModel:
         """The same network with another score of the same class outputs."""
         view = self._with(score=score)
+        view._anatomy, view._parts = self._anatomy, self._parts
+        return view
+
+    def in_precision(self, precision: Precision) -> TargetModel:
+        """The same network with passes without gradients in another precision, by the network itself."""
+        view = self._with(precision=precision, engine="eager")
         view._anatomy, view._parts = self._anatomy, self._parts
         return view
 
