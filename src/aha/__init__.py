@@ -8,6 +8,7 @@ from aha.errors import AhaError, AhaWarning
 if TYPE_CHECKING:
     from aha import targets
     from aha.api import explain, explain_batches
+    from aha.auditing.run import audit
     from aha.bench.evaluate import evaluate
     from aha.bench.recommend import recommend
     from aha.learned.explainer import Explainer
@@ -30,6 +31,7 @@ __all__ = [
     "Scores",
     "TargetModel",
     "__version__",
+    "audit",
     "evaluate",
     "explain",
     "explain_batches",
@@ -49,6 +51,7 @@ _HOMES = {
     "Method": "aha.methods",
     "Scores": "aha.results.score_table",
     "TargetModel": "aha.models",
+    "audit": "aha.auditing.run",
     "evaluate": "aha.bench.evaluate",
     "explain": "aha.api",
     "explain_batches": "aha.api",

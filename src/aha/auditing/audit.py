@@ -15,9 +15,9 @@ from aha.auditing.thresholds import Thresholds
 from aha.results.score_table import text_table
 
 IS_NOT = (
-    "This audit is not evidence of compliance with any law, standard or regulation, and no clearance for use. It measures "
-    "one explanation method on one model and these images. It does not say whether the model is right, safe or fair, nor "
-    "what it does on other images."
+    "This audit is not evidence of compliance with any law, standard or regulation, and no clearance for use. It "
+    "measures one explanation method on one model and these images. It does not say whether the model is right, safe or "
+    "fair, nor what it does on other images."
 )
 
 
@@ -65,7 +65,9 @@ class Audit:
     @property
     def sentence(self) -> str:
         """The verdict in words."""
-        named = {v: [name for name, own in self.verdicts.items() if own == v] for v in ("failed", "passed", "not judged")}
+        named = {
+            v: [name for name, own in self.verdicts.items() if own == v] for v in ("failed", "passed", "not judged")
+        }
         said = {"failed": "failed", "passed": "passed", "not judged": "could not be judged"}
         parts = [f"{names_of(names)} {said[verdict]}" for verdict, names in named.items() if names]
         text = "; ".join(parts)
@@ -88,7 +90,14 @@ class Audit:
     def to_text(self) -> str:
         """For a terminal."""
         rows = [
-            [part.name, check.name, shown(check.value), f"{sign(check.side)} {shown(check.limit)}", str(check.n), check.verdict]
+            [
+                part.name,
+                check.name,
+                shown(check.value),
+                f"{sign(check.side)} {shown(check.limit)}",
+                str(check.n),
+                check.verdict,
+            ]
             for part in self.parts
             for check in part.checks
         ]

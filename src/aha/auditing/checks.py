@@ -50,7 +50,9 @@ class Check:
             return "not judged"
         if self.value is None:
             return "failed" if self.has_failed else "not judged"
-        return "passed" if (self.value >= self.limit) == (self.side == "least") or self.value == self.limit else "failed"
+        return (
+            "passed" if (self.value >= self.limit) == (self.side == "least") or self.value == self.limit else "failed"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For programs."""

@@ -49,9 +49,7 @@ class Evidence:
     shipped: Thresholds
     agreement: Agreement | None = None
 
-    def values(
-        self, column: str, protocol: str, reference: str = "", method: str | None = None
-    ) -> dict[Shown, float]:
+    def values(self, column: str, protocol: str, reference: str = "", method: str | None = None) -> dict[Shown, float]:
         """One column of the audited method, or of another one."""
         key = str(load_metric(protocol)), (column, reference)
         return dict(self.group.values.get(key, {}).get(method or self.asked.method, {}))

@@ -22,7 +22,7 @@ from aha.auditing.evidence import Evidence
 from aha.auditing.parts import all_parts
 from aha.auditing.parts.failures import reasons
 from aha.auditing.pictures import best_and_worst, leads
-from aha.auditing.plans import KNOWN, UNSEEN, curves
+from aha.auditing.plans import KNOWN, UNSEEN, curves, ins_del
 from aha.auditing.record import read_asked
 from aha.auditing.subject import subject
 from aha.auditing.thresholds import FILE, read_thresholds, shipped_thresholds
@@ -37,9 +37,13 @@ from aha.results.score_table import Scores, by_image, summarise
 from aha.results.templating import templates_of
 
 
-def write_audit(folder: str | Path) -> Audit:
-    """Judges what the folder of an audit holds by its thresholds, and writes page and JSON; no model is touched."""
+def write_audit(folder: str | Path, out: str | Path | None = None) -> Audit:
+    """Judges what the folder of an audit holds by its thresholds; no model is touched.
+
+    Page and JSON are written there, or into `out`.
+    """
     folder = Path(folder)
+    place = folder if out is None else Path(out)
     evidence = read_evidence(folder)
     order = sorted(leads(evidence).items(), key=lambda pair: -pair[1])
     found = Audit(
@@ -50,10 +54,11 @@ def write_audit(folder: str | Path) -> Audit:
         evidence.shipped,
         reasons(evidence),
         [(*name, round(value, 6)) for name, value in order],
-        folder,
+        place,
     )
     text, page = json.dumps(found.as_dict(), indent=1, allow_nan=False), page_of(found, evidence)
-    with writing(folder):
+    with writing(place):
+        place.mkdir(parents=True, exist_ok=True)
         write_atomically(found.json, lambda file: file.write(text.encode()))
         write_atomically(found.page, lambda file: file.write(page.encode()))
     return found
@@ -97,8 +102,8 @@ def page_of(found: Audit, evidence: Evidence) -> str:
 def _figures(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Curves with both kinds of references, as captions and data URIs."""
     for references, what in ((KNOWN, "references of training"), (UNSEEN, "references outside training")):
-        protocol = str(load_metric(curves(references, evidence.asked.steps)))
-        rows = [row for row in evidence.group.scores.curve_rows if row.protocol == protocol]
+        protocols = [str(load_metric(text)) for text in curves(references, evidence.asked.steps)]
+        rows = [row for row in evidence.group.scores.curve_rows if row.protocol in protocols]
         if rows:
             drawn = as_bytes(plot_curves(Scores(curve_rows=rows, model=evidence.asked.model)), "svg")
             yield what, "data:image/svg+xml;base64," + base64.b64encode(drawn).decode()
@@ -110,7 +115,7 @@ def _by_reference(evidence: Evidence) -> list[tuple[str, list[str]]]:
     for method in dict.fromkeys((evidence.asked.method, *BASELINES)):
         cells = []
         for references in (KNOWN, UNSEEN):
-            protocol = curves(references, evidence.asked.steps)
+            protocol = ins_del(references, evidence.asked.steps)
             for reference in (*references, AVERAGE):
                 values = evidence.values("ins_del", protocol, reference, method)
                 cells.append(_cell([(image, value) for (image, _), value in values.items()]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from aha.auditing.checks import Shown
 from aha.auditing.evidence import Evidence, paired
-from aha.auditing.plans import both_curves
+from aha.auditing.plans import KNOWN, UNSEEN, ins_del
 from aha.bench.store import read_map, read_picture
 from aha.drawing.render import overlay
 from aha.metrics.curves import AVERAGE
@@ -37,9 +37,10 @@ class Drawn:
 
 def leads(evidence: Evidence) -> dict[Shown, float]:
     """Ins-Del above random pixels, averaged over both kinds of references."""
+    methods = (None, "random_map")
     of_each = [
-        paired(*(evidence.values("ins_del", text, AVERAGE, method) for method in (None, "random_map")))
-        for text in both_curves(evidence.asked)
+        paired(*(evidence.values("ins_del", ins_del(references, evidence.asked.steps), AVERAGE, m) for m in methods))
+        for references in (KNOWN, UNSEEN)
     ]
     common = set.intersection(*map(set, of_each))
     return {name: sum(own[name] for own in of_each) / len(of_each) for name in of_each[0] if name in common}

@@ -17,14 +17,24 @@ KNOWN = ("black", "mean", "blur")
 UNSEEN = ("noise", "shuffled", "own_mean")
 
 
-def curves(references: Sequence[str], steps: int) -> str:
-    """Deletion and insertion with some references, as the text of a metric."""
-    return f"ins_del(steps={steps}, references=({', '.join(references)}))"
+def ins_del(references: Sequence[str], steps: int) -> str:
+    """Insertion minus Deletion with some references, as the text of a metric."""
+    return _with("ins_del", references, steps)
 
 
-def both_curves(asked: Asked) -> list[str]:
+def curves(references: Sequence[str], steps: int) -> list[str]:
+    """The two curves of which `ins_del` is the difference; together, they ask the model no more."""
+    return [_with(name, references, steps) for name in ("deletion", "insertion")]
+
+
+def _with(name: str, references: Sequence[str], steps: int) -> str:
+    return f"{name}(steps={steps}, references=({', '.join(references)}))"
+
+
+def _fidelity(asked: Asked) -> list[str]:
     """With references that explainers are trained with, and with others."""
-    return [curves(KNOWN, asked.steps), curves(UNSEEN, asked.steps)]
+    each = (KNOWN, UNSEEN)
+    return [text for own in each for text in (ins_del(own, asked.steps), *curves(own, asked.steps))]
 
 
 def search_of(asked: Asked) -> str:
@@ -42,7 +52,7 @@ def truth_metric(images: Sequence[BenchImage]) -> str:
 def plans_of(asked: Asked, batch_size: int, num_classes: int) -> list[Plan]:
     """The plans, that of the audited method first."""
     truth = (asked.truth,) if asked.truth else ()
-    own = [*both_curves(asked), REPEATABILITY, STABILITY, WEIGHTS, BORDER, *truth]
+    own = [*_fidelity(asked), REPEATABILITY, STABILITY, WEIGHTS, BORDER, *truth]
     if num_classes > 1:
         own.insert(-1, OTHER_CLASS)
     others = [*(name for name in BASELINES if name != asked.method), *filter(None, [search_of(asked)])]
@@ -57,5 +67,5 @@ def plans_of(asked: Asked, batch_size: int, num_classes: int) -> list[Plan]:
     }
     return [
         Plan(methods=(asked.method,), metrics=tuple(own), maps="float16", **common),  # type: ignore[arg-type]
-        Plan(methods=tuple(others), metrics=(*both_curves(asked), *truth), maps="none", **common),  # type: ignore[arg-type]
+        Plan(methods=tuple(others), metrics=(*_fidelity(asked), *truth), maps="none", **common),  # type: ignore[arg-type]
     ]

@@ -88,6 +88,6 @@ def check_same(folder: Path, asked: Asked) -> Asked:
     for name in ("model", "digest", "in_full", "data", "target", "seed", "steps"):
         was, now = getattr(former, name), getattr(asked, name)
         if was != now:
-            what = "another version of the weights" if name == "digest" else f"{name} {was}, not {now}"
+            what = "other weights" if name == "digest" else f"{name.replace('in_full', 'method')} {was}, not {now}"
             raise OutputError(f"{folder} holds an audit with {what}; choose another --out")
     return Asked(**{**vars(asked), "begun": former.begun})

@@ -25,15 +25,15 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, Any]]:
     yield "images", len(group.contents)
     yield "digest of the images", result_key(*sorted(group.contents.values()))
     yield "explained class", {"top1": "the predicted one", "label": "the true one"}.get(asked.target, asked.target)
-    known = {
-        image: facts.label == target for (image, target), facts in group.facts.items() if facts.label is not None
-    }
+    known = {image: facts.label == target for (image, target), facts in group.facts.items() if facts.label is not None}
     if known and asked.target == "top1":
         yield "accuracy on these images", f"{sum(known.values()) / len(known):.0%} of {len(known)} with a true class"
     yield "seed", asked.seed
     if plan is not None:
         settings: dict[str, Any] = dict(plan.get("settings", {}))
-        yield from ((name, settings[name]) for name in ("score", "precision", "engine", "preprocessing") if name in settings)
+        yield from (
+            (name, settings[name]) for name in ("score", "precision", "engine", "preprocessing") if name in settings
+        )
         yield "device", plan.get("device", "")
         yield "versions", ", ".join(f"{name} {number}" for name, number in plan.get("versions", {}).items())
     yield "begun", asked.begun

@@ -110,7 +110,7 @@ def recommend(
             target=target,
             seed=seed,
             batch_size=batch_size,
-            model_text=_written(
+            model_text=written(
                 model,
                 weights=None if weights is None else str(weights),
                 pretrained=False if no_pretrained else None,
@@ -140,7 +140,7 @@ def recommend(
             typer.echo(f"{found.to_markdown()}\n\npage: {found.page}\nreport: {found.report}")
 
 
-def _written(model: str, **options: Any) -> str:
+def written(model: str, **options: Any) -> str:
     """The model as Python writes it, with the options that were given."""
     given = [f"{name}={value!r}" for name, value in options.items() if value not in (None, [])]
     return f'aha.load_model("{model}", {", ".join(given)})' if given else f'"{model}"'

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from aha.auditing.checks import Check, Part, Shown, averaged
 from aha.auditing.evidence import Evidence, names_of, paired
-from aha.auditing.plans import KNOWN, UNSEEN, curves, search_of
+from aha.auditing.plans import KNOWN, UNSEEN, curves, ins_del, search_of
 from aha.metrics import load_metric
 from aha.metrics.curves import AVERAGE
 from aha.results.cards import BASELINES
@@ -27,15 +27,15 @@ def fidelity(evidence: Evidence) -> Part:
         "Do the pixels that the map calls important carry the answer?",
         checks,
         (
-            "Ins-Del is Insertion minus Deletion: pixels are put back and removed in the order of the map. A lead counts "
-            "from the lower end of its 95 % interval.",
+            "Ins-Del is Insertion minus Deletion: pixels are put back and removed in the order of the map. A lead "
+            "counts from the lower end of its 95 % interval.",
             f"`aha train` uses {names_of(KNOWN)} by default; {names_of(UNSEEN)} are references that it does not use.",
         ),
     )
 
 
 def _leads(evidence: Evidence, references: tuple[str, ...]) -> Iterable[Check]:
-    protocol = curves(references, evidence.asked.steps)
+    protocol = ins_del(references, evidence.asked.steps)
     own = evidence.values("ins_del", protocol, AVERAGE)
     for name in BASELINES:
         yield averaged(
@@ -53,14 +53,14 @@ def _leads(evidence: Evidence, references: tuple[str, ...]) -> Iterable[Check]:
 def _drop(evidence: Evidence) -> Check:
     """The share of the score that goes with the whole image: where there is none, no map could be faithful."""
     ends: dict[Shown, list[float]] = defaultdict(list)
-    protocols = {str(load_metric(curves(each, evidence.asked.steps))) for each in (KNOWN, UNSEEN)}
+    protocols = {str(load_metric(curves(each, evidence.asked.steps)[0])) for each in (KNOWN, UNSEEN)}
     for row in evidence.group.scores.curve_rows:
         is_own = row.method == evidence.asked.method and row.protocol in protocols
-        if is_own and row.kind == "deletion" and row.scores[0]:
+        if is_own and row.scores[0]:
             ends[row.image, row.target].append((row.scores[0] - row.scores[-1]) / abs(row.scores[0]))
     return averaged(
         {name: sum(own) / len(own) for name, own in ends.items()},
-        evidence.reasons(curves(KNOWN, evidence.asked.steps)),
+        evidence.reasons(ins_del(KNOWN, evidence.asked.steps)),
         name="drop",
         meaning="share of the class score that is lost when the whole image is replaced",
         side="least",
@@ -70,7 +70,7 @@ def _drop(evidence: Evidence) -> Check:
 
 
 def _headroom(evidence: Evidence) -> Check:
-    protocol = curves(KNOWN, evidence.asked.steps)
+    protocol = ins_del(KNOWN, evidence.asked.steps)
     return averaged(
         evidence.values(HEADROOM, protocol, search_of(evidence.asked)),
         evidence.reasons(protocol),
