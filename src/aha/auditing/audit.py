@@ -16,8 +16,8 @@ from aha.results.score_table import text_table
 
 IS_NOT = (
     "This audit is not evidence of compliance with any law, standard or regulation, and no clearance for use. It "
-    "measures one explanation method on one model and these images. It does not say whether the model is right, safe or "
-    "fair, nor what it does on other images."
+    "measures one explanation method on one model and these images. It does not say whether the model is right, safe "
+    "or fair, nor what it does on other images."
 )
 
 
