@@ -102,7 +102,7 @@ def audited(data: Path, out: Path, method: str = "grad_cam", model: TargetModel 
 
 @pytest.fixture(scope="module")
 def good(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Audit:
-    return audited(data, tmp_path_factory.mktemp("audits") / "good", against="hires_cam", headroom=60)
+    return audited(data, tmp_path_factory.mktemp("audits") / "good", against="hires_cam", headroom=400)
 
 
 # Verdicts
@@ -148,6 +148,12 @@ def test_what_is_not_given_is_not_judged(data: Path, tmp_path: Path) -> None:
     assert "passed" in {check.verdict for check in found.part("shortcuts").checks}
 
 
+def test_a_search_that_cannot_be_run_fails_the_headroom(data: Path, tmp_path: Path) -> None:
+    found = audited(data, tmp_path / "audit", limit=2, headroom=10)
+    (check,) = [check for check in found.part("fidelity").checks if check.name == "headroom"]
+    assert check.verdict == "failed" and "budget=10 is too small" in check.why
+
+
 def test_a_part_passes_with_all_of_its_checks_alone() -> None:
     def check(value: float | None, limit: Any = 0.5, **options: Any) -> Check:
         return Check("name", "meaning", "least", limit, 0.5, value=value, **options)
@@ -178,7 +184,7 @@ def test_other_thresholds_judge_again_without_measuring(good: Audit, data: Path,
     model = network()
     strict = tmp_path / "strict.toml"
     strict.write_text("[stability]\nanswer = 1\n\n[shortcuts]\noutside = false\n")
-    prepared = prepare(model, f"csv:{data}", "grad_cam", out=good.folder, steps=4, thresholds=strict, headroom=60)
+    prepared = prepare(model, f"csv:{data}", "grad_cam", out=good.folder, steps=4, thresholds=strict, headroom=400)
     assert [run.pending for run in prepared.runs] == [0, 0]
     before = (good.folder / "thresholds.toml").read_text()
     (good.folder / "thresholds.toml").write_text(prepared.thresholds.as_toml())

@@ -54,10 +54,10 @@ class Evidence:
         key = str(load_metric(protocol)), (column, reference)
         return dict(self.group.values.get(key, {}).get(method or self.asked.method, {}))
 
-    def reasons(self, protocol: str) -> list[str]:
-        """Why a metric has no value, for each image that it failed on."""
-        name = load_metric(protocol).name
-        own = (failure for failure in self.group.scores.failures if failure.method == self.asked.method)
+    def reasons(self, protocol: str, method: str | None = None) -> list[str]:
+        """Why a metric of the audited method, or of another one, has no value, for each image that it failed on."""
+        name, whose = load_metric(protocol).name, method or self.asked.method
+        own = (failure for failure in self.group.scores.failures if failure.method == whose)
         return [failure.reason for failure in own if failure.metric in ("", name)]
 
 

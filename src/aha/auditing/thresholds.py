@@ -89,8 +89,8 @@ class Thresholds:
     failures: Failures
 
     def as_toml(self) -> str:
-        """A file that `read_thresholds` reads."""
-        return tomli_w.dumps(asdict(self))
+        """A file that `read_thresholds` reads, with what each entry means if it is the shipped one."""
+        return shipped_text() if self == shipped_thresholds() else tomli_w.dumps(asdict(self))
 
 
 _CORRELATION, _SHARE, _RATIO = Range(-1, 1), Range(0, 1), Range(0, 100)

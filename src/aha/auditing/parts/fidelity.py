@@ -53,16 +53,16 @@ def _leads(evidence: Evidence, references: tuple[str, ...]) -> Iterable[Check]:
 def _drop(evidence: Evidence) -> Check:
     """The share of the score that goes with the whole image: where there is none, no map could be faithful."""
     ends: dict[Shown, list[float]] = defaultdict(list)
-    protocols = {str(load_metric(curves(each, evidence.asked.steps)[0])) for each in (KNOWN, UNSEEN)}
+    deletion = curves(KNOWN, evidence.asked.steps)[0]  # of the others, shuffled keeps what the image is made of
+    protocol = str(load_metric(deletion))
     for row in evidence.group.scores.curve_rows:
-        is_own = row.method == evidence.asked.method and row.protocol in protocols
-        if is_own and row.scores[0]:
+        if (row.method, row.protocol) == (evidence.asked.method, protocol) and row.scores[0]:
             ends[row.image, row.target].append((row.scores[0] - row.scores[-1]) / abs(row.scores[0]))
     return averaged(
         {name: sum(own) / len(own) for name, own in ends.items()},
-        evidence.reasons(ins_del(KNOWN, evidence.asked.steps)),
+        evidence.reasons(deletion),
         name="drop",
-        meaning="share of the class score that is lost when the whole image is replaced",
+        meaning=f"share of the class score that is lost when the whole image is replaced; {names_of(KNOWN)}",
         side="least",
         limit=evidence.thresholds.fidelity.drop,
         shipped=evidence.shipped.fidelity.drop,
@@ -73,7 +73,7 @@ def _headroom(evidence: Evidence) -> Check:
     protocol = ins_del(KNOWN, evidence.asked.steps)
     return averaged(
         evidence.values(HEADROOM, protocol, search_of(evidence.asked)),
-        evidence.reasons(protocol),
+        [*evidence.reasons(protocol), *evidence.reasons(protocol, search_of(evidence.asked))],
         name="headroom",
         meaning=f"share of the Ins-Del above random pixels that {search_of(evidence.asked)} finds possible",
         side="least",
