@@ -2,7 +2,8 @@
 
     python docs/draw_audit.py [AUDIT]
 
-Needs Playwright and a Chromium. It audits `aha` against the universal explainer, or takes the folder of a finished audit.
+Needs Playwright and a Chromium. It audits `aha` against the universal explainer, or takes the folder of a finished
+audit.
 """
 
 from __future__ import annotations
