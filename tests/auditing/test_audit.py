@@ -114,7 +114,7 @@ def test_a_good_method_on_a_good_model_passes(good: Audit) -> None:
     assert good.passed, good.to_text()
     assert set(good.verdicts.values()) == {"passed"}
     assert good.subject["images"] == IMAGES and good.subject["seed"] == 0
-    assert good.subject["accuracy on these images"] == f"100% of {IMAGES} with a true class"
+    assert good.subject["accuracy on these images"] == f"100 % of {IMAGES} with a true class"
 
 
 @pytest.mark.parametrize("method", ["random_map", "edge_map", "center_map"])

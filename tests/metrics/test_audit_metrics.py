@@ -151,7 +151,7 @@ def test_what_cannot_be_measured_is_refused(image: Tensor) -> None:
         return lambda model, inputs, classes: torch.zeros(len(inputs), SIZE, SIZE)
 
     for text in ("repeatability", "answer_stability", "border_mass"):
-        with pytest.raises(MetricError, match="constant|no positive mass"):
+        with pytest.raises(MetricError, match=r"constant|no positive mass"):
             measured(text, case_of(model, image, flat))
     for text in ("repeatability(seeds=0)", "answer_stability(sigma=0.0)", "border_mass(width=0.5)"):
         with pytest.raises(SpecError):

@@ -27,7 +27,10 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, Any]]:
     yield "explained class", {"top1": "the predicted one", "label": "the true one"}.get(asked.target, asked.target)
     known = {image: facts.label == target for (image, target), facts in group.facts.items() if facts.label is not None}
     if known and asked.target == "top1":
-        yield "accuracy on these images", f"{sum(known.values()) / len(known):.0%} of {len(known)} with a true class"
+        yield (
+            "accuracy on these images",
+            f"{100 * sum(known.values()) / len(known):.0f} % of {len(known)} with a true class",
+        )
     yield "seed", asked.seed
     if plan is not None:
         settings: dict[str, Any] = dict(plan.get("settings", {}))

@@ -14,7 +14,7 @@ def sensitivity(evidence: Evidence) -> Part:
     notes = []
     if any(constant):
         notes.append(
-            f"With random weights, {sum(constant) / len(constant):.0%} of the maps are constant and count as a "
+            f"With random weights, {100 * sum(constant) / len(constant):.0f} % of the maps are constant and count as a "
             "correlation of 0."
         )
     return Part(

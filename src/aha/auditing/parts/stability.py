@@ -12,7 +12,9 @@ def stability(evidence: Evidence) -> Part:
     kept = evidence.values("answers_kept", STABILITY).values()
     notes = ["The changes: slight noise (twice), 5 % brighter and darker, two pixels to the right."]
     if kept:
-        notes.append(f"{sum(kept) / len(kept):.0%} of the changed images keep the top class; the others do not count.")
+        notes.append(
+            f"{100 * sum(kept) / len(kept):.0f} % of the changed images keep the top class; the others do not count."
+        )
     return Part(
         "stability",
         "Does the map stay the same under small changes that do not change the answer?",
