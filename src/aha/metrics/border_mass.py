@@ -10,7 +10,7 @@ from torch import Tensor
 from aha.errors import MetricError, SpecError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case
-from aha.metrics.localisation import SMALLEST_MASS, counted_pixels, map_of, positive_share
+from aha.metrics.localisation import SMALLEST_MASS, map_of, positive_share
 
 
 def border(shape: tuple[int, int], width: float) -> Tensor:
@@ -60,12 +60,12 @@ class BorderMass(Metric):
             )
 
     def __call__(self, case: Case) -> list[Value]:
-        values, counted = map_of(case), counted_pixels(case)
-        if float((values.relu() * counted).sum()) < SMALLEST_MASS:
+        values = map_of(case)
+        if float(values.relu().sum()) < SMALLEST_MASS:
             raise MetricError(f"{case.sample.name}: the map of {case.method} has no positive mass")
-        shape = (values.shape[0], values.shape[1])
+        shape, everywhere = (values.shape[0], values.shape[1]), torch.ones_like(values)
         regions = {"border_mass": border(shape, self.width), "corner_mass": corners(shape, self.corner)}
         return [
-            Value(name, positive_share(values, region, counted) / float(region.double().mean()))
+            Value(name, positive_share(values, region, everywhere) / float(region.double().mean()))
             for name, region in regions.items()
         ]
