@@ -229,6 +229,7 @@ def test_against_a_run_and_saved_maps(good: Audit, data: Path, tmp_path: Path) -
     ("options", "message"),
     [
         ({"against": "grad_cam"}, "the audited method itself"),
+        ({"against": "audit"}, "is the folder of this audit"),
         ({"against": "nowhere/at/all"}, "neither a folder"),
         ({"limit": 0}, "limit must be a whole number"),
         ({"thresholds": "nowhere.toml"}, "cannot read the thresholds"),
@@ -236,8 +237,9 @@ def test_against_a_run_and_saved_maps(good: Audit, data: Path, tmp_path: Path) -
     ],
 )
 def test_bad_input_is_refused_before_any_work(
-    options: dict[str, Any], message: str, data: Path, tmp_path: Path
+    options: dict[str, Any], message: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(AhaError, match=message):
         audited(data, tmp_path / "audit", **options)
     assert not (tmp_path / "audit").exists()

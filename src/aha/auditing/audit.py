@@ -74,6 +74,16 @@ class Audit:
         return f"{text[0].upper()}{text[1:]}."
 
     @property
+    def call(self) -> str:
+        """What repeats it."""
+        asked = self.asked
+        options = {name: getattr(asked, name) for name in ("against", "headroom", "target", "limit", "steps", "seed")}
+        given = "".join(
+            f", {name}={value!r}" for name, value in options.items() if value not in ("", 0) or name == "seed"
+        )
+        return f"aha.audit({asked.model_text}, {asked.data!r}, {asked.method!r}{given})"
+
+    @property
     def page(self) -> Path:
         """The page."""
         return self.folder / PAGE
@@ -113,6 +123,7 @@ class Audit:
             "verdicts": self.verdicts,
             "parts": [part.as_dict() for part in self.parts],
             "subject": dict(self.subject),
+            "call": self.call,
             "asked": asdict(self.asked),
             "thresholds": asdict(self.thresholds),
             "shipped_thresholds": asdict(self.shipped),

@@ -158,6 +158,8 @@ def prepare(
     )
     if asked.method == search_of(asked):
         raise SpecError(f"{asked.method} is what the headroom is measured by; audit it without --headroom")
+    if against is not None and Path(against).expanduser().resolve() == out.resolve():
+        raise SpecError(f"--against {against} is the folder of this audit; name another training, checkpoint or run")
     asked = check_same(out, asked)
     other = None if against is None else find_other(str(against), asked.method, loaded)
     plans = plans_of(asked, batch_size, loaded.num_classes)

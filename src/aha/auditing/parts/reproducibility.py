@@ -25,8 +25,13 @@ def reproducibility(evidence: Evidence) -> Part:
         shipped=shipped,
     )
     chance = other.by_chance.values()
-    note = f"With the other's map of a different image: {sum(chance) / len(chance):.2f} on average." if chance else ""
-    return Part("reproducibility", _QUESTION, [check], tuple(filter(None, [note])))
+    notes = []
+    if chance:
+        notes.append(f"With the other's map of a different image: {sum(chance) / len(chance):.2f} on average.")
+    if min(other.values.values()) > _SAME:
+        notes.append("All maps are the same: look whether the other training or checkpoint really is another one.")
+    return Part("reproducibility", _QUESTION, [check], notes)
 
 
+_SAME = 1 - 1e-6
 _QUESTION = "Does another training, or a neighbouring checkpoint, give the same map?"
