@@ -27,7 +27,8 @@ methods
 results catalogue
 api
 bench files demo
-web interop doctor truth
+auditing truth
+web interop doctor
 cli
 """
 

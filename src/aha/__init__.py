@@ -12,6 +12,8 @@ from aha.errors import AhaError, AhaWarning
 if TYPE_CHECKING:
     from aha import bench, demo, interop, targets
     from aha.api import explain, explain_batches
+    from aha.auditing.audit import Audit
+    from aha.auditing.run import audit
     from aha.bench.evaluate import evaluate
     from aha.bench.plan import Plan
     from aha.bench.recommend import recommend
@@ -33,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AhaError",
     "AhaWarning",
+    "Audit",
     "Card",
     "Explainer",
     "Explanation",
@@ -44,6 +47,7 @@ __all__ = [
     "TargetModel",
     "TrainConfig",
     "__version__",
+    "audit",
     "bench",
     "demo",
     "evaluate",
@@ -77,6 +81,8 @@ _HOMES = {
     "Scores": "aha.results.score_table",
     "TargetModel": "aha.models",
     "TrainConfig": "aha.learned.settings",
+    "Audit": "aha.auditing.audit",
+    "audit": "aha.auditing.run",
     "evaluate": "aha.bench.evaluate",
     "explain": "aha.api",
     "explain_batches": "aha.api",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from asking import MODEL, make_bench, make_client
 
+from aha.auditing.record import PAGE, RECORD
 from aha.bench import Plan, run
 from aha.errors import MetricError, OutputError
 from aha.models import TargetModel
@@ -59,6 +61,24 @@ def test_a_metric_of_two_protocols_is_two_columns(
         assert asked.status_code == 422 and "protocols few and many" in asked.text
         found = client.get("/api/runs/0/images?method=edge_map&metric=ins_del&protocol=few&reference=black").json()
         assert [image["value"] for image in found["images"]] == [0.1]
+    bench.jobs.close()
+
+
+def test_an_audit_is_told_of_and_opens_in_a_sandbox(
+    study: Path, loaded: TargetModel, gallery: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "audit"
+    shutil.copytree(study, folder)
+    (folder / PAGE).write_text("<h1>audit</h1><script>alert(1)</script>")
+    bench = make_bench(loaded, tmp_path, gallery)
+    with make_client(bench, read_runs(folder)) as client:
+        assert client.get("/api/runs/0").json()["has_audit"] is False  # a page of that name alone is none
+        assert client.get("/api/runs/0/audit").status_code == 404
+        (folder / RECORD).write_text("{}")
+        assert client.get("/api/runs/0").json()["has_audit"] is True
+        page = client.get("/api/runs/0/audit")
+        assert page.text.startswith("<h1>audit") and "sandbox" in page.headers["content-security-policy"]
+        assert client.get("/api/runs/0/report").status_code == 404
     bench.jobs.close()
 
 

@@ -383,7 +383,8 @@ class MethodSource:
             for target, values in zip(classes, maps, strict=True):
                 case = _case(sample, target, values, str(self.method), self.seed, failures)
                 if case is not None:
-                    case.explain, case.seconds = partial(self._again, classes), made.seconds
+                    case.explain, case.seconds = partial(self._again, classes, self.seed), made.seconds
+                    case.reseeded = partial(partial, self._again, classes)
                     case.forward_images, case.backward_images = made.forward_images, made.backward_images
                     case.peak_bytes = made.peak_bytes
                     yield case
@@ -411,8 +412,8 @@ class MethodSource:
         maps = torch.split(found.maps, [len(classes) for classes in chosen])
         return Made(maps, seconds, forward, backward, None if peak.bytes is None else peak.bytes / count)
 
-    def _again(self, together: list[int], model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
-        maps = self.method.seeded(self.seed).among(together)(model, inputs, classes).detach().float()
+    def _again(self, together: list[int], seed: int, model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
+        maps = self.method.seeded(seed).among(together)(model, inputs, classes).detach().float()
         return resized(maps, inputs.shape[2:])
 
 

@@ -169,7 +169,7 @@ def bench(
                 yield run
 
         if dry_run:
-            _show_estimates(made(), json=json)
+            show_estimates(made(), json=json)
             return
         if len(plans) > 1 or on is not None:
             for _ in made():  # all are checked before the first of them works
@@ -214,7 +214,7 @@ def _run_truth(
         with TemporaryDirectory() as folder:
             truth = TruthRun(text, changes, Path(folder))
             say(f"{text}: {len(truth.trials)} networks; trying the first")
-            _show_estimates(islice(truth.runs(), 1), json=json)
+            show_estimates(islice(truth.runs(), 1), json=json)
         return
     if out is None:
         raise SpecError("name the output folder: --out RUN")
@@ -244,7 +244,8 @@ def _run_share(plans: Sequence[Plan], out: Path, device: str | None, share: tupl
         BenchRun(plan, out, device=device, share=share).run()
 
 
-def _show_estimates(runs: Iterable[BenchRun], *, json: bool) -> None:
+def show_estimates(runs: Iterable[BenchRun], *, json: bool) -> None:
+    """Tries one image of each run and says what the runs will cost."""
     from aha.bench.estimate import estimate
 
     costs = []
@@ -327,13 +328,23 @@ def report(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Write the report, tables and figures of a run from its stored rows, without a model."""
+    """Write the report, tables and figures of a run from its stored rows, without a model; of an audit, its page too.
+
+    The thresholds of an audit are those in its folder; where a part fails, the exit code is 1.
+    """
     with reported(debug=debug, quiet=quiet):
         _check_there(run)
+        from aha.auditing.record import is_audit
         from aha.bench.report import write_report
         from aha.bench.runs import read_run
 
         page = write_report(run, out)
+        if is_audit(run):
+            from aha.auditing.page import write_audit
+            from aha.cli.audit import conclude
+
+            conclude(write_audit(run, out), json=json, quiet=quiet)
+            return
         answer(lambda: _as_json(read_run(run), page), lambda: f"report: {page}", json=json, quiet=quiet)
 
 

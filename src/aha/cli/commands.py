@@ -19,6 +19,7 @@ _COMMANDS = {
     "evaluate": "evaluate:evaluate",
     "bench": "bench:bench",
     "recommend": "recommend:recommend",
+    "audit": "audit:audit",
     "report": "bench:report",
     "compare": "bench:compare",
     "merge": "bench:merge",

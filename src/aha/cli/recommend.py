@@ -81,7 +81,7 @@ def recommend(
             target=target,
             seed=seed,
             batch_size=batch_size,
-            model_text=_written(model, options),
+            model_text=written(model, options),
             on_step=(lambda progress: None) if quiet or json else _say,
         )
         if dry_run:
@@ -96,7 +96,7 @@ def recommend(
             typer.echo(f"{found.to_markdown()}\n\npage: {found.page}\nreport: {found.report}")
 
 
-def _written(model: str, options: Stated) -> str:
+def written(model: str, options: Stated) -> str:
     """The model as Python writes it, with the options that were given."""
     given = [f"{name}={value!r}" for name, value in options.items()]
     return f'aha.load_model("{model}", {", ".join(given)})' if given else f'"{model}"'

@@ -1,8 +1,10 @@
 """Metrics, one file each: importing it registers the metric, so a new one is one file and one line here."""
 
 from aha.metrics import (  # noqa: F401  # for the sake of what they register
+    answer_stability,
     aupr,
     average_drop,
+    border_mass,
     class_sensitivity,
     confidence_increase,
     cost,
@@ -24,6 +26,7 @@ from aha.metrics import (  # noqa: F401  # for the sake of what they register
     precision_at_k,
     randomisation,
     region,
+    repeatability,
     road,
     saco,
     segmentation,

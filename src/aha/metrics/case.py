@@ -142,6 +142,7 @@ class Case:
         values: the map (H, W) at model resolution.
         method: its text, for messages.
         explain: recomputes maps of the same method; None for maps from elsewhere.
+        reseeded: the same with another seed.
         seconds, forward_images, backward_images, peak_bytes: what the map cost, if known.
         seed: of ties and of whatever a metric draws.
         walks: how far adaptive steps have come: the places of each curve, and whether they are enough.
@@ -152,6 +153,7 @@ class Case:
     values: Tensor
     method: str = "map"
     explain: Explain | None = None
+    reseeded: Callable[[int], Explain] | None = None
     seconds: float | None = None
     forward_images: float | None = None
     backward_images: float | None = None

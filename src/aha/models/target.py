@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from aha.core.interrupts import interrupts_wait
+from aha.core.model_options import Precision
 from aha.errors import ModelError
 from aha.models.attention import AttentionTap
 from aha.models.explained import Explained
@@ -67,6 +68,10 @@ class TargetModel(DivisibleModel):
     def scored_by(self, score: Score) -> TargetModel:
         """The same network with another score of the same class outputs."""
         return self._with(score=score)
+
+    def in_precision(self, precision: Precision) -> TargetModel:
+        """The same network with passes without gradients in another precision, by the network itself."""
+        return self._with(precision=precision, engine="eager")
 
     def _with(self, **changes: Any) -> TargetModel:
         view = replace(self, **changes, batch_size=self.chunks.size)

@@ -285,6 +285,7 @@ class RunOverview(RunAbout):
     columns: list[RunColumn]
     summary: list[RunMean]
     has_report: bool
+    has_audit: bool
 
 
 class RunImage(TypedDict):

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from aha.auditing.record import PAGE as AUDIT
+from aha.auditing.record import is_audit
 from aha.bench import read_run
 from aha.bench.exports import SCORES
 from aha.bench.records import PlanEntry
@@ -52,6 +54,12 @@ class Run:
         path = self.folder / REPORT
         return path if path.is_file() else None
 
+    @property
+    def audit(self) -> Path | None:
+        """The page of the audit whose folder it is, if it is one that was judged."""
+        path = self.folder / AUDIT
+        return path if is_audit(self.folder) and path.is_file() else None
+
     def overview(self) -> RunOverview:
         """Methods, metrics and their means."""
         arrows = {name: ARROWS[direction] for name, direction in directions().items()}
@@ -64,6 +72,7 @@ class Run:
             "columns": self._columns(arrows),
             "summary": [_mean(row, arrows.get(row.metric, "")) for row in rows],
             "has_report": self.report is not None,
+            "has_audit": self.audit is not None,
         }
 
     def _columns(self, arrows: Mapping[str, str]) -> list[RunColumn]:

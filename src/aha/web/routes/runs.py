@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -42,12 +43,11 @@ def run_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
 
     def report(request: Request) -> Response:
         """Its own page, in a sandbox."""
-        path = chosen(request).report
-        if path is None:
-            raise Refused(404, "this run has no report")
-        response = binary(path.read_bytes(), "text/html")
-        response.headers["content-security-policy"] = _SANDBOX
-        return response
+        return _page(chosen(request).report, "this run has no report")
+
+    def audit(request: Request) -> Response:
+        """The page of an audit, in a sandbox."""
+        return _page(chosen(request).audit, "this run is no audit")
 
     async def open_image(request: Request) -> Response:
         """Takes an image of a run as a picture."""
@@ -62,4 +62,14 @@ def run_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
         Route("/api/runs/{number}/images", images, methods=["GET"]),
         Route("/api/runs/{number}/images", open_image, methods=["POST"]),
         Route("/api/runs/{number}/report", report, methods=["GET"]),
+        Route("/api/runs/{number}/audit", audit, methods=["GET"]),
     ]
+
+
+def _page(path: Path | None, why_not: str) -> Response:
+    """A page of a run's folder: no script of it runs, and it loads nothing."""
+    if path is None:
+        raise Refused(404, why_not)
+    response = binary(path.read_bytes(), "text/html")
+    response.headers["content-security-policy"] = _SANDBOX
+    return response

@@ -44,6 +44,7 @@ async function load(number) {
     metric.addEventListener("change", list);
     $("run-content").replaceChildren(
       make("p", { class: "note" }, `${run.images} images, ${run.model || "model not recorded"}`),
+      ...(run.has_audit ? [make("p", {}, make("a", { href: `/api/runs/${number}/audit`, target: "_blank", rel: "noopener" }, "The audit, with its verdicts"))] : []),
       ...(run.has_report ? [make("a", { href: `/api/runs/${number}/report`, target: "_blank", rel: "noopener" }, "The run's own report")] : []),
       make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, make("th", {}, "method"), ...head)), make("tbody", {}, ...body))),
       make("div", { class: "row wrap" }, make("label", {}, "Images by ", metric), make("label", {}, "of ", method)), images);

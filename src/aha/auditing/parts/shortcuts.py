@@ -1,0 +1,60 @@
+"""Shortcuts: does the map lie where no evidence should be?"""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from aha.auditing.checks import Check, Part, averaged
+from aha.auditing.evidence import Evidence
+from aha.auditing.plans import BORDER
+
+
+def shortcuts(evidence: Evidence) -> Part:
+    """Mass outside boxes or masks, at the border and in the corners, relative to maps that know nothing."""
+    limits, shipped = evidence.thresholds.shortcuts, evidence.shipped.shortcuts
+    places = (("border", "border_mass", "the outer tenth of the image"), ("corners", "corner_mass", "the four corners"))
+    return Part(
+        "shortcuts",
+        "Does the map lie where no evidence should be?",
+        [
+            _outside(evidence),
+            *(
+                averaged(
+                    evidence.values(column, BORDER),
+                    evidence.reasons(BORDER),
+                    name=name,
+                    meaning=f"mass in {where}, relative to a uniform map",
+                    side="most",
+                    limit=getattr(limits, name),
+                    shipped=getattr(shipped, name),
+                )
+                for name, column, where in places
+            ),
+        ],
+        (
+            "Text and marks inside the image are not looked for. Data with masks of what may count as evidence answer "
+            "that, since all other mass is then outside.",
+        ),
+    )
+
+
+def _outside(evidence: Evidence) -> Check:
+    """Mean mass outside the truth as a share of what random maps have there."""
+    truth = evidence.asked.truth
+    about: dict[str, Any] = {
+        "name": "outside",
+        "meaning": f"mass outside the {'masks' if truth == 'mass_in_truth' else 'boxes'}, relative to random maps",
+        "side": "most",
+        "limit": evidence.thresholds.shortcuts.outside,
+        "shipped": evidence.shipped.shortcuts.outside,
+    }
+    if not truth:
+        why = "the data have no boxes or masks for every image"
+        return Check(**{**about, "meaning": "mass outside boxes or masks, relative to random maps"}, why=why)
+    own = evidence.values(truth, truth)
+    random = evidence.values(truth, truth, method="random_map")
+    chance = fmean(1 - value for value in random.values()) if random else 0.0
+    if not chance:
+        return Check(**about, why="the boxes or masks cover all images")
+    return averaged({name: (1 - value) / chance for name, value in own.items()}, evidence.reasons(truth), **about)
