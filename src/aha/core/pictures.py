@@ -73,8 +73,10 @@ def read_named(
 
 def missing(name: str) -> str:
     """What is said about a file that is not there; of an address, paths may have made `https:/`."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", name):
-        return f"{name} is an address, not a file; nothing is fetched from the network: download it first"
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+", name)
+    if scheme:
+        address = f"{scheme[1]}://{name[scheme.end() :]}"
+        return f"{address} is an address, not a file; nothing is fetched from the network: download it first"
     return f"{name} does not exist; check the path"
 
 
