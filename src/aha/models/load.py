@@ -161,7 +161,7 @@ def _from_module(
         names = names_of(list(request.texts), texts.is_paired)
         return Loaded(texts, own_preprocessing(inner, request.size, processor), names)
     if is_two_towers(inner):
-        raise ModelError(f"{type(inner).__name__} compares pictures with texts; pass texts=['a cat', 'a dog', ...]")
+        raise ModelError(f"{type(inner).__name__} compares images with texts; pass texts=['a cat', 'a dog', ...]")
     if weights is not None:
         if isinstance(weights, type) and hasattr(weights, "transforms"):
             raise ModelError(f"{weights.__name__} has several entries; name one: weights={weights.__name__}.DEFAULT")
@@ -254,7 +254,7 @@ def _height_width(size: Size | None) -> tuple[int, int] | None:
     if len(sides) not in (2, 3) or not all(isinstance(side, int) and side > 0 for side in sides):
         raise ModelError(f"input size {size!r} is not a number, (H, W) or (C, H, W)")
     if sides[-2] * sides[-1] > MAX_PIXELS:
-        raise ModelError(f"input size {size!r} has more than {MAX_PIXELS:,} pixels, the most that pictures have")
+        raise ModelError(f"input size {size!r} has more than {MAX_PIXELS:,} pixels, the most that images have")
     return sides[-2], sides[-1]
 
 
