@@ -103,6 +103,12 @@ def commands() -> Iterator[tuple[str, str]]:
 COMMANDS = list(commands())
 
 
+def test_the_page_of_the_command_line_has_every_command() -> None:
+    group: Any = typer.main.get_command(app)
+    shown = {words[1] for place, command in COMMANDS if "cli.md" in place and (words := command.split())[0] == "aha"}
+    assert set(group.commands) - shown == set()
+
+
 # Python
 
 

@@ -47,6 +47,20 @@ def test_explain(wrong: dict[str, Any], model: TargetModel) -> None:
     assert len(str(caught.value)) < 1500 and "\n" not in str(caught.value)
 
 
+def test_an_address_is_named_as_it_was_written(model: TargetModel) -> None:
+    """Paths make `https:/` of `https://`."""
+    for images in ("https://example.org/cat.jpg", ["https://example.org/cat.jpg"]):
+        with pytest.raises(AhaError, match=r"^https://example.org/cat.jpg is an address, not a file"):
+            aha.explain(model, images, "gradient")
+
+
+def test_no_command_is_advised_for_what_no_command_can_load(model: TargetModel) -> None:
+    with pytest.raises(AhaError, match=r"aha\.list_methods\(model\) shows all that fit") as caught:
+        aha.explain(model, PICTURE, "legrad")
+    assert "--model" not in str(caught.value)
+    assert "grad_cam" in aha.list_methods(model) and "legrad" not in aha.list_methods(model)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -48,6 +48,6 @@ def test_what_is_missing_is_said_in_options(folder: Path) -> None:
 def test_an_explainer_says_how_it_is_used(folder: Path) -> None:
     done = run("train", *MODEL, "--data", folder, "--out", "trained", "--preset", "smoke", "steps=1", "--device", "cpu")
     assert done.exit_code == 0, done.output
-    assert f"aha explain PICTURE {' '.join(MODEL)} --method" in done.stdout
+    assert f"aha explain IMAGE {' '.join(MODEL)} --method" in done.stdout
     used = run("explain", folder / "00.png", *MODEL, "--method", "aha('trained/explainer')", "--out", "explained")
     assert used.exit_code == 0, used.output

@@ -83,7 +83,7 @@ def test_a_finished_run_is_not_started_again_but_may_be_resumed(tmp_path: Path) 
     assert_refused(train(tmp_path), "holds a run already", "--resume")
     again = train(tmp_path, "--resume")
     assert again.exit_code == 0, again.output
-    assert "Use it: aha explain PICTURE" in again.stdout
+    assert "Use it: aha explain IMAGE" in again.stdout
     assert_refused(train(tmp_path, "--resume", "seed=5"), "seed=0, not 5")
 
 

@@ -211,8 +211,8 @@ def test_tensors_are_shown_as_the_pictures_they_were(model: TargetModel, bare: T
         (np.full((8, 8, 3), 200.0), r"scale them to \[0, 1\]"),
         (np.zeros((2, 8, 8, 3), dtype=np.uint8), "shape"),
         ("nowhere.png", "nowhere.png does not exist"),
-        (42, "cannot read a picture from int"),
-        (None, "cannot read a picture from NoneType"),
+        (42, "cannot read an image from int"),
+        (None, "cannot read an image from NoneType"),
     ],
 )
 def test_what_is_no_image(images: Any, says: str, model: TargetModel) -> None:

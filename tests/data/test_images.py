@@ -216,7 +216,7 @@ def test_arrays_that_are_ambiguous() -> None:
     fails_clearly(Image.new("RGB", (0, 5)), "empty")
     fails_clearly(torch.zeros(3, 8, 8), "torch.float32 tensor")
     fails_clearly(torch.zeros(8, 8, 3, dtype=torch.uint8), "tensor shape")
-    fails_clearly(7, "cannot read a picture from int")
+    fails_clearly(7, "cannot read an image from int")
 
 
 def test_find_images(tmp_path: Path) -> None:

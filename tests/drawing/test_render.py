@@ -247,9 +247,9 @@ def test_a_long_label_takes_two_lines() -> None:
 def test_impossible_requests_are_explained() -> None:
     image = Image.new("RGB", (30, 20))
     values = np.zeros((20, 30))
-    with pytest.raises(OutputError, match="20 x 30 pixels but the picture 30 x 20"):
+    with pytest.raises(OutputError, match="20 x 30 pixels but the image 30 x 20"):
         overlay(image, values.T)
-    with pytest.raises(OutputError, match="pixels but the picture"):
+    with pytest.raises(OutputError, match="pixels but the image"):
         top_mask(image, values.T, 10)
     with pytest.raises(OutputError, match="opacity"):
         overlay(image, values, opacity=1.5)
@@ -259,7 +259,7 @@ def test_impossible_requests_are_explained() -> None:
         colour(values, clip_percentile=0.995)
     with pytest.raises(OutputError, match=r"shape \(3, 20, 30\)"):
         heatmap(np.zeros((3, 20, 30)))
-    with pytest.raises(OutputError, match="at least one picture"):
+    with pytest.raises(OutputError, match="at least one image"):
         contact_sheet([[]])
     with pytest.raises(OutputError, match="1 labels for 2 columns"):
         contact_sheet([[image, image]], column_labels=["only"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from aha.data.datasets import find_data
 from aha.data.images import read_image
 from aha.data.samples import Sample, find_samples
 from aha.errors import ImageError
+from aha.learned import data
 from aha.learned.data import StepImages, step_batches
 from aha.learned.settings import TrainConfig
 from aha.models import TargetModel, load_model
@@ -115,3 +118,21 @@ def test_a_damaged_file_is_replaced_by_the_next(target: TargetModel, folder: Pat
     hopeless = step_images([Sample(str(tmp_path / "bad.png"), 1)], target, seed=0)
     with pytest.raises(ImageError, match="10 images in a row cannot be read"):
         hopeless[0]
+
+
+def test_no_more_processes_read_ahead_than_there_are_cores_and_steps(
+    target: TargetModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader starts all of its processes at once: `workers=99999` used up the machine's memory."""
+    started: list[int] = []
+
+    def loader(*_: Any, num_workers: int, **__: Any) -> list[Any]:
+        started.append(num_workers)
+        return []
+
+    monkeypatch.setattr(data, "DataLoader", loader)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    images = step_images(find_samples(folder / "labels.csv", target), target, seed=0)
+    for workers, steps in ((0, 100), (2, 100), (99999, 100), (99999, 2)):
+        list(step_batches(images, range(steps), 4, (0, 1), workers))
+    assert started == [0, 2, 3, 2]

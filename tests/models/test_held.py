@@ -80,7 +80,7 @@ def test_torchvision_by_its_weights() -> None:
 )
 def test_torchvision_in_one_call(build: Any, entry: str) -> None:
     module = build(weights=None).eval()
-    with pytest.warns(AhaWarning, match=rf"{entry} is assumed; .*weights=torchvision\.models\.{entry}\)$") as heard:
+    with pytest.warns(AhaWarning, match=rf"{entry} is assumed. .*weights=torchvision\.models\.{entry}\)$") as heard:
         found = aha.explain(module, PICTURE, "input_x_gradient", target=281)
     assert len(heard) == 1 and heard[0].filename == __file__
     kind, _, name = entry.partition(".")

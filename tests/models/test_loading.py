@@ -88,7 +88,7 @@ def test_a_loaded_model_passes_through() -> None:
 
 def test_what_a_plain_module_did_not_state_is_asked_for(images: Tensor) -> None:
     model = load_model(randomised(TinyCNN()))
-    with pytest.raises(ModelError, match="does not say how pictures become its inputs"):
+    with pytest.raises(ModelError, match="does not state its preprocessing"):
         aha.explain(model, Image.new("RGB", (40, 40)), "gradient")
     with pytest.raises(ModelError, match="number of classes is unknown"):
         _ = model.num_classes

@@ -179,13 +179,13 @@ def test_names_of_texts() -> None:
 @pytest.mark.parametrize(
     ("build", "options", "says"),
     [
-        (tiny_clip, {}, "compares pictures with texts; pass texts="),
+        (tiny_clip, {}, "compares images with texts; pass texts="),
         (tiny_clip, {"texts": []}, "takes a list of texts"),
         (tiny_clip, {"texts": ["a", "a"]}, "'a' twice"),
         (tiny_clip, {"texts": ["a", "b"]}, "needs its tokenizer"),
         (tiny_vit, {"texts": ["a", "b"]}, "has no text tower"),
         (lambda: "timm:test_vit", {"texts": ["a", "b"]}, "not for timm:test_vit"),
-        (lambda: "clip:nowhere/at-all", {}, "compares pictures with texts: give texts="),
+        (lambda: "clip:nowhere/at-all", {}, "compares images with texts: give texts="),
         (lambda: "clip:nowhere/at-all[a; b]", {}, "cannot load clip:nowhere/at-all"),
         (lambda: "clip:nowhere/at-all[a; b]", {"texts": ["c"]}, "names its texts already"),
     ],

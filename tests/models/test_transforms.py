@@ -99,9 +99,9 @@ def test_other_shapes_of_answers(transform: Callable[[Image.Image], Any]) -> Non
     ("transform", "says"),
     [
         (T.Compose([T.RandomCrop(32), T.ToTensor()]), "without augmentation"),
-        (lambda p: p, "must turn a picture into a float tensor"),
+        (lambda p: p, "must turn an image into a float tensor"),
         (lambda p: torch.zeros(3, 32, 32), "makes black as bright as white"),
-        (lambda p: 1 / 0, "fails on a picture in RGB: ZeroDivisionError"),
+        (lambda p: 1 / 0, "fails on an RGB image: ZeroDivisionError"),
     ],
 )
 def test_what_is_refused(transform: Callable[[Image.Image], Any], says: str) -> None:
@@ -112,5 +112,5 @@ def test_what_is_refused(transform: Callable[[Image.Image], Any], says: str) -> 
 
 def test_sizes_that_depend_on_the_picture() -> None:
     model = load_model(randomised(TinyCNN()), transform=T.Compose([T.Resize(32), T.ToTensor()]))
-    with pytest.raises(ImageError, match="gives 32x48 for a picture of 150x100, 32x32 for a square one"):
+    with pytest.raises(ImageError, match="gives 32x48 for an image of 150x100, 32x32 for a square one"):
         aha.explain(model, PICTURE, "gradient")

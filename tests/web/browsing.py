@@ -41,10 +41,13 @@ def new_page(browser: Any, address: str, width: int = 1440, height: int = 900) -
 
 
 def open_picture(page: Any, seed: int = 1, methods: int = 0) -> None:
-    """Uploads a picture, waits for its classes, and for the curves of so many methods."""
+    """Uploads a picture, waits for its classes, and for curves and drawn maps of so many methods."""
     page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": png(seed)})
     page.wait_for_selector("#classes .pick[aria-pressed=true]")
     wait_for_curves(page, methods)
+    # Curves may be there first: a map is drawn once its values and its colours have been fetched as well.
+    until(page, f"document.querySelectorAll('.tile .ends:not([hidden])').length >= {methods}")
+    frames(page)
 
 
 def until(page: Any, expression: str, arg: Any = None) -> None:

@@ -77,7 +77,7 @@ def test_refinement_says_what_is_missing(page: Any) -> None:
     page.locator("#model").select_option("timm:test_vit")
     open_picture(page)
     page.locator("#tab-refine").click()
-    assert "aha train" in page.text_content("#refine-note")
+    eventually(page, lambda: "aha train" in page.text_content("#refine-note"))
     assert not page.is_visible("#refine-start")
 
 
@@ -104,17 +104,17 @@ def test_contrast_of_two_and_of_several_classes(page: Any) -> None:
 def test_an_outlier_of_a_run_opens_in_the_explorer(page: Any) -> None:
     page.locator("#model").select_option("timm:test_vit")
     page.locator("#tab-runs").click()
-    assert page.locator("#run-content table").first.text_content().startswith("methodins_del")
+    eventually(page, lambda: page.locator("#run-content table").first.text_content().startswith("methodins_del"))
     page.locator(".outlier button").click()
-    page.wait_for_selector("#classes .pick[aria-pressed=true]")
-    assert page.get_attribute("#classes .pick[aria-pressed=true]", "title") == "class 7"
-    assert page.get_attribute("#tab-compare", "aria-selected") == "true"
+    until(page, "document.querySelector('#classes .pick[aria-pressed=true]')?.title === 'class 7'")
+    until(page, "document.getElementById('tab-compare').getAttribute('aria-selected') === 'true'")
     assert page.input_value("#model") == "timm:test_resnet"  # the one that was measured
 
 
 def test_a_link_restores_the_view(page: Any) -> None:
     open_picture(page, methods=4)
     page.locator("#classes .pick").nth(1).click()
+    until(page, "document.querySelectorAll('#classes .pick')[1].getAttribute('aria-pressed') === 'true'")
     chosen = page.locator("#classes .pick").nth(1).get_attribute("title")
     set_slider(page, "#scrub", 330)
     until(page, "document.querySelectorAll('#by option').length === 4")
@@ -192,17 +192,16 @@ def test_everything_is_within_reach_of_the_keyboard(page: Any) -> None:
     assert wanted | {"method", "add", "mode", "opacity", "cmap", "signed", "by", "reference", "scrub"} <= reached
     page.locator("#tab-compare").focus()
     page.keyboard.press("ArrowRight")
-    assert page.get_attribute("#tab-refine", "aria-selected") == "true"
+    until(page, "document.getElementById('tab-refine').getAttribute('aria-selected') === 'true'")
     page.keyboard.press("ArrowLeft")
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("2")
     until(page, "document.querySelectorAll('#classes .pick')[1].getAttribute('aria-pressed') === 'true'")
     before = int(page.input_value("#scrub"))
     page.keyboard.press("]")
-    frames(page)
-    assert int(page.input_value("#scrub")) == before + 10
+    eventually(page, lambda: int(page.input_value("#scrub")) == before + 10)
     page.keyboard.press("d")
-    assert page.is_checked("input[name=kind][value=insert]")
+    eventually(page, lambda: page.is_checked("input[name=kind][value=insert]"))
     page.keyboard.press("?")
     page.wait_for_selector("#dialog[open]")
     page.keyboard.press("Escape")

@@ -77,7 +77,7 @@ def train(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train an explainer once; then `aha explain --method "aha('OUT/explainer')"` takes one look at a picture.
+    """Train an explainer once; `aha explain --method "aha('OUT/explainer')"` then draws each map in a single pass.
 
     Runs as it is on one device, and under `accelerate launch` or `torchrun` on many.
     """
@@ -145,7 +145,7 @@ def train(
             if remember:
                 typer.echo(f"Remembered: --method aha now means this explainer for {model[0]}")
             same = _same_model(model[0], weights, options)
-            typer.echo(f"Use it: aha explain PICTURE {same} --method \"aha('{out / BEST}')\"")
+            typer.echo(f"Use it: aha explain IMAGE {same} --method \"aha('{out / BEST}')\"")
 
 
 def _same_model(model: str, weights: list[Path] | None, options: Stated) -> str:
@@ -173,7 +173,7 @@ def export(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Write model and explainer as one ONNX file: picture and class in, map out."""
+    """Write model and explainer as one ONNX file: image and class in, map out."""
     with reported(debug=debug, quiet=quiet):
         from aha.learned.explainer import Explainer
         from aha.learned.export import export_onnx

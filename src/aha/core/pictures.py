@@ -68,13 +68,15 @@ def read_named(
         return _from_array(source, name)
     if isinstance(source, torch.Tensor):
         return _from_tensor(source, name)
-    raise ImageError(f"{name}: cannot read a picture from {type(source).__name__}; give a path, image or array")
+    raise ImageError(f"{name}: cannot read an image from {type(source).__name__}; give a path, image or array")
 
 
 def missing(name: str) -> str:
     """What is said about a file that is not there; of an address, paths may have made `https:/`."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", name):
-        return f"{name} is an address, not a file; nothing is fetched from the network: download it first"
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+", name)
+    if scheme:
+        address = f"{scheme[1]}://{name[scheme.end() :]}"
+        return f"{address} is an address, not a file; nothing is fetched from the network: download it first"
     return f"{name} does not exist; check the path"
 
 
@@ -100,7 +102,7 @@ def _opened(path: Path | io.BytesIO, name: str, max_pixels: int, max_slow_pixels
     except (FileNotFoundError, NotADirectoryError):
         raise ImageError(missing(name)) from None
     except IsADirectoryError:
-        raise ImageError(f"{name} is a folder; give one picture file") from None
+        raise ImageError(f"{name} is a folder; give one image file") from None
     except PermissionError:
         raise ImageError(f"{name} may not be read; check that it is a file and its permissions") from None
     except UnidentifiedImageError:

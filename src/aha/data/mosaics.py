@@ -195,7 +195,7 @@ def _first_fit(tiles: Iterable[T], label_of: Callable[[T], int], count: int, siz
 
 def _check_filled(finished: int, count: int, n: int) -> None:
     if not finished:
-        raise ImageError(f"no mosaic could be filled: {n * n} usable pictures of different classes are needed")
+        raise ImageError(f"no mosaic could be filled: {n * n} usable images of different classes are needed")
     if finished < count:
         warn(f"there were enough images for {finished} of {count} mosaics", AhaWarning)
 

@@ -235,7 +235,7 @@ def contact_sheet(
     """
     columns = max((len(row) for row in rows), default=0)
     if columns == 0:
-        raise OutputError("a contact sheet needs at least one picture")
+        raise OutputError("a contact sheet needs at least one image")
     for labels, count, what in ((row_labels, len(rows), "rows"), (column_labels, columns, "columns")):
         if labels and len(labels) != count:
             raise OutputError(f"{len(labels)} labels for {count} {what} of a contact sheet")
@@ -276,7 +276,7 @@ def _matching(image: Image.Image, values: MapLike) -> npt.NDArray[np.float64]:
     array = as_array(values)
     if array.shape != (image.height, image.width):
         there, here = f"{array.shape[1]} x {array.shape[0]}", f"{image.width} x {image.height}"
-        raise OutputError(f"the map has {there} pixels but the picture {here}; bring it to the picture's size")
+        raise OutputError(f"the map has {there} pixels but the image {here}; resize it to the image's size")
     return array
 
 

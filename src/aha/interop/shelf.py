@@ -123,7 +123,7 @@ class Shelf:
         except FileNotFoundError:
             return  # another process has taken out the last of its rows
         except _DAMAGE:
-            warnings.warn(f"{path} is damaged and dropped; its pictures are explained again", DamageWarning, 4)
+            warnings.warn(f"{path} is damaged and dropped; its images are explained again", DamageWarning, 4)
             with writing(self._folder):
                 path.unlink(missing_ok=True)
             return

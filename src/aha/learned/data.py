@@ -7,6 +7,7 @@ number of processes, and still sees the same images. Each epoch goes through all
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -114,12 +115,22 @@ def readable(samples: Iterable[Sample], on_error: Callable[[str], None] = lambda
 def step_batches(
     images: StepImages, steps: range, batch_size: int, share: tuple[int, int], workers: int
 ) -> Iterator[Batch]:
-    """The batches of the given steps, as process `share[0]` of `share[1]` sees them; `workers` processes read ahead."""
+    """The batches of the given steps, as process `share[0]` of `share[1]` sees them.
+
+    `workers` processes read ahead, at most one for each CPU core and step: a loader starts all that it is told to, at
+    once, and each has a copy of everything.
+    """
     rank, processes = share
     mine = range(rank * batch_size // processes, (rank + 1) * batch_size // processes)
     places = [[step * batch_size + index for index in mine] for step in steps]
     own = torch.Generator()  # a loader draws a seed for its workers: not from the caller's random state
-    yield from DataLoader(images, batch_sampler=places, num_workers=workers, collate_fn=_collate, generator=own)
+    yield from DataLoader(
+        images,
+        batch_sampler=places,
+        num_workers=min(workers, os.cpu_count() or 1, len(steps)),
+        collate_fn=_collate,
+        generator=own,
+    )
 
 
 def _collate(rows: list[tuple[Tensor, int, int, str]]) -> Batch:

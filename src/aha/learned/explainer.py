@@ -104,7 +104,7 @@ class ExplainerConfig:
         form: "own" reads features and class vectors of one network; "stages" and "tokens" read what every network of
             that kind has: see `universal.py`.
         revision: channels of the decoder that corrects maps by more looks; 0 if there is none: see `looks.py`.
-        preprocessing: how pictures become the target's inputs, for the record.
+        preprocessing: how images become the target's inputs, for the record.
         temperature: the final one of training, used in refinement.
         response: share of the model's response that each equal part of the pixels carries, most important first; empty
             if it was not measured.

@@ -106,7 +106,7 @@ class TrainConfig:
         validation_images: how many images are held out for them.
         validation_steps: S of the hard metrics.
         save_every: steps between saved states.
-        workers: processes that read images ahead; 0 reads them in between.
+        workers: processes that read images ahead, at most one per CPU core; 0 reads them in between.
         refine_rate: learning rate of refinement (Adam), when the trained explainer is asked for it.
         refine_steps: perturbation steps of refinement.
         refine_grid: its cells along the shorter side.

@@ -289,7 +289,9 @@ _MOST_NAMED = 5
 def _advice(model: TargetModel, size: Sequence[int] | None) -> str:
     """A few methods that fit the model, and where the others are."""
     fitting = [name for name in _ALTERNATIVES if name in METHODS and _fits(METHODS[name], model, size)]
-    return f"Try: {', '.join(fitting[:_MOST_NAMED])}; `aha list methods --model {model.spec}` shows all that fit"
+    in_memory = model.spec.startswith(("module:", "function:"))  # no command can load it
+    ask = "aha.list_methods(model)" if in_memory else f"`aha list methods --model {model.spec}`"
+    return f"Try: {', '.join(fitting[:_MOST_NAMED])}; {ask} shows all that fit"
 
 
 def why_no_layer(model: TargetModel, size: Sequence[int] | None, name: str) -> str:

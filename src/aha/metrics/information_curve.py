@@ -75,12 +75,12 @@ class InformationCurve(Metric):
             raise MetricError(f"{name}: class {case.target} scores {original:.2f}, less than {self.min_prediction}")
         canvas = self._canvas(case)
         if canvas.blurred_bytes >= canvas.picture_bytes:
-            raise MetricError(f"{name}: the blurred picture holds no less information than the picture itself")
+            raise MetricError(f"{name}: the blurred image holds no less information than the image itself")
         ends = torch.stack([canvas.blurred_outputs, case.sample.clean])  # (2, K)
         scores, seen = case.scores(ends), case.recognised(ends, case.target)
         has_sic, has_aic = bool(scores[0] < scores[1]), bool(seen[1] & ~seen[0])
         if not (has_sic or has_aic):
-            raise MetricError(f"{name}: the blurred picture scores class {case.target} no lower than the picture does")
+            raise MetricError(f"{name}: the blurred image scores class {case.target} no lower than the image does")
         pictures = self._pictures(case, canvas)
         outputs = case.model.outputs(_inputs(case, pictures))  # (S, K)
         span = canvas.picture_bytes - canvas.blurred_bytes

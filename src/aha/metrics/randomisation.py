@@ -83,7 +83,7 @@ class CalibrationInputs:
         preprocess = replace(model.stated_preprocessing(), size=self.size)
         paths = find_images(Path(self.folder))[: self.count]
         if len(paths) < 2:
-            raise ModelError(f"{self.folder} must hold at least two pictures for running statistics")
+            raise ModelError(f"{self.folder} must hold at least two images for running statistics")
         return torch.stack([preprocess(read_image(path))[0] for path in paths])
 
 

@@ -1,4 +1,4 @@
-"""What a module in memory says about itself: how pictures become its inputs, and what its classes are called.
+"""What a module in memory says about itself: its preprocessing, and what its classes are called.
 
 timm writes it into `pretrained_cfg`, transformers into `config` and a file beside the weights; torchvision hands it out
 with its weights, not with the model, whose architecture tells which they may be. No library has to be imported to
@@ -192,4 +192,4 @@ def advice(module: nn.Module) -> str:
     """How to say what a module does not say itself."""
     if hasattr(getattr(module, "config", None), "to_dict"):
         return "pass processor=AutoImageProcessor.from_pretrained(...), or input_size=, mean= and std="
-    return "pass transform=, a callable from a picture to its input, or input_size=, mean= and std="
+    return "pass transform=, a callable from an image to its input, or input_size=, mean= and std="

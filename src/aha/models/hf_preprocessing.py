@@ -24,7 +24,7 @@ def hf_preprocessing(settings: Mapping[str, Any], config: Any, size: tuple[int, 
     """The preprocessing that `preprocessor_config.json` describes, at another input size if one is given."""
     kind = _kind(settings)
     if settings.get("do_flip_channel_order", kind == "MobileViT"):
-        raise ModelError("its pictures have blue before red, which is not supported; wrap the module and load that")
+        raise ModelError("its images have blue before red, which is not supported; wrap the module and load that")
     mean, std = _statistics(settings, kind)
     window, resized, fit = _geometry(settings, config, kind)
     if size is not None:

@@ -186,7 +186,7 @@ def _from_module(
         names = names_of(list(request.texts), texts.is_paired)
         return Loaded(texts, own_preprocessing(inner, request.size, processor), names)
     if is_two_towers(inner) and not is_paired_by_hand:
-        raise ModelError(f"{type(inner).__name__} compares pictures with texts; pass texts=['a cat', 'a dog', ...]")
+        raise ModelError(f"{type(inner).__name__} compares images with texts; pass texts=['a cat', 'a dog', ...]")
     if weights is not None:
         if isinstance(weights, type) and hasattr(weights, "transforms"):
             raise ModelError(f"{weights.__name__} has several entries; name one: weights={weights.__name__}.DEFAULT")
@@ -296,7 +296,7 @@ def _height_width(size: Size | None) -> tuple[int, ...] | None:
         raise ModelError(f"input size {size!r} is not a number, (H, W), (C, H, W) or (C, D, H, W)")
     places = sides[1:] if is_volume(sides) else sides[-2:]
     if prod(places) > MAX_PIXELS:
-        raise ModelError(f"input size {size!r} has more than {MAX_PIXELS:,} pixels, the most that pictures have")
+        raise ModelError(f"input size {size!r} has more than {MAX_PIXELS:,} pixels, the most that images have")
     return places
 
 

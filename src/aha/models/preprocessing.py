@@ -169,7 +169,7 @@ class Preprocessing:
         height, width = self._resized(original)
         if height * width > MAX_PIXELS:
             shape = f"{image.width} x {image.height}"
-            raise ImageError(f"a picture of {shape} pixels is too elongated to crop; use pad or squash")
+            raise ImageError(f"an image of {shape} pixels is too elongated to crop; use pad or squash")
         picture = image.convert("L" if len(self.mean) == 1 else "RGB")
         if (height, width) != original:
             picture = picture.resize((width, height), _RESAMPLING[self.interpolation])

@@ -301,8 +301,8 @@ class RunnableModel:
         if self.preprocessing is None and (entry := likely_weights(self.module)) is not None:
             name = f"{type(entry).__name__}.{entry.name}"
             warn(
-                f"{self.spec} does not say how pictures become its inputs: {name} is assumed; "
-                f"to say so, or another: aha.load_model(MODULE, weights=torchvision.models.{name})",
+                f"{self.spec} does not state its preprocessing; that of {name} is assumed. "
+                f"To choose: aha.load_model(MODULE, weights=torchvision.models.{name})",
                 AhaWarning,
             )
             self.preprocessing, names = habits_of_weights(self.module, entry)
@@ -313,7 +313,7 @@ class RunnableModel:
                 if self.spec.startswith("python:")
                 else f"in load_model, {advice(self.module)}"
             )
-            raise ModelError(f"{self.spec} does not say how pictures become its inputs: {how}")
+            raise ModelError(f"{self.spec} does not state its preprocessing: {how}")
         return self.preprocessing
 
     def check_classes(self, classes: Tensor | Sequence[int]) -> None:

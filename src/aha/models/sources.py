@@ -251,7 +251,7 @@ def load_clip(name: str, request: Request) -> Loaded:
 
     if request.texts is None:
         raise ModelError(
-            f"clip:{name} compares pictures with texts: give texts=['a cat', 'a dog'], or clip:{name}[a cat; a dog]"
+            f"clip:{name} compares images with texts: give texts=['a cat', 'a dog'], or clip:{name}[a cat; a dog]"
         )
     with _library_errors(f"clip:{name}"):
         module, config = _from_transformers(AutoModel, name, request)

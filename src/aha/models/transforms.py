@@ -46,7 +46,7 @@ class Transformed(Preprocessing):
             for picture in (noise, noise, np.zeros_like(noise), np.full_like(noise, 255))
         )
         if first.shape != again.shape or not torch.equal(first, again):
-            raise ModelError("transform= turns the same picture into different inputs; pass one without augmentation")
+            raise ModelError("transform= turns the same image into different inputs; pass one without augmentation")
         height, width = first.shape[-2:]
         low, high = (values[:, height // 2, width // 2].double() for values in (black, white))
         if mean is None or std is None:
@@ -70,7 +70,7 @@ class Transformed(Preprocessing):
         if tuple(inputs.shape[-2:]) != self.size:
             expected, given = ("x".join(map(str, size)) for size in (self.size, inputs.shape[-2:]))
             raise ImageError(
-                f"transform= gives {given} for a picture of {image.width}x{image.height}, {expected} for a square one; "
+                f"transform= gives {given} for an image of {image.width}x{image.height}, {expected} for a square one; "
                 "let it end in a crop or an exact size"
             )
         window = self._window(image.size)
@@ -118,7 +118,7 @@ def _run(transform: Transform, image: Image.Image) -> Tensor:
         found = transform(image)
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"transform= fails on a picture in RGB: {type(error).__name__}: {reason}") from error
+        raise ModelError(f"transform= fails on an RGB image: {type(error).__name__}: {reason}") from error
     if isinstance(found, Mapping):
         found = next((found[key] for key in ("pixel_values", "image", "images") if key in found), None)
     if isinstance(found, np.ndarray):
@@ -127,7 +127,7 @@ def _run(transform: Transform, image: Image.Image) -> Tensor:
         found = found[0]
     if not isinstance(found, Tensor) or found.dim() != 3 or not found.is_floating_point():
         shape = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise ModelError(f"transform= must turn a picture into a float tensor (C, H, W), not {shape}")
+        raise ModelError(f"transform= must turn an image into a float tensor (C, H, W), not {shape}")
     return found.detach().float()
 
 
