@@ -27,4 +27,4 @@ class Costs:
         """What a map will cost."""
         with self._lock:
             known = self._seen.get((served.name, method.in_full()))
-        return method.cost(served.model, served.model.stated_preprocessing().size).passes if known is None else known
+        return method.cost(served.fitting, served.model.stated_preprocessing().size).passes if known is None else known

@@ -33,8 +33,7 @@ class Workbench:
         self.costs = Costs()
         self._identities: dict[str, str] = {}
         for one in served:
-            one.model.structure()  # found now, once, so that checks of later requests never run the model
-            _ = one.model.num_classes
+            one.fitting.structure()  # found now, once, so that checks of later requests never run the model
             self._identities[one.name] = result_key(_FORMAT, *one.identity)
         self._by_identity = {self._identities[one.name]: one for one in served}
 
@@ -98,6 +97,7 @@ class Workbench:
     def check(self, picture: str, served: Served, classes: Sequence[int]) -> None:
         """Refuses pictures that are not here, and classes that the model has not."""
         self.pictures.record(picture)
+        served.check_classes()
         served.model.check_classes(classes)
 
     def key_of(self, served: Served, *parts: object) -> str:
