@@ -146,7 +146,10 @@ def _evaluate_each(
     truths: tuple[Any, Any, Any],
     options: Mapping[str, Any],
 ) -> Scores:
-    """`evaluate` where each image has a view of its own: one image at a time. Its box or mask is the truth, if none is given."""
+    """`evaluate` where each image has a view of its own: one image at a time.
+
+    Its box or mask is the truth, if none is given.
+    """
     if _mosaics(images) is not None:
         raise ImageError(f"{asked.objective} is bound to images; mosaics are for classes")
     labels, masks, boxes = truths
