@@ -106,7 +106,7 @@ def segmentation() -> list[Panel]:
     panels: list[Panel] = [(image, "the picture")]
     for cls, box in (("tiger cat", (0, 0, 224, 448)), ("espresso", (224, 0, 448, 448))):
         found = aha.explain(model, image, "aha", aha.targets.region(cls=cls, box=box))
-        panels.append((boxed(found.overlay(), box), f"{cls!r} in the box"))
+        panels.append((boxed(found.overlay(caption=False), box), f"{cls!r} in the box"))
     return panels
 
 
@@ -116,7 +116,7 @@ def detection() -> list[Panel]:
     panels: list[Panel] = [(image, "the picture")]
     for cls, box in (("tiger cat", (32, 96, 160, 256)), ("espresso", (288, 160, 416, 320))):
         found = aha.explain(model, image, "grad_cam", aha.targets.box(*box, cls=cls))
-        panels.append((boxed(found.overlay(), box), f"{cls!r}: {float(found.scores[0]):.2f}"))
+        panels.append((boxed(found.overlay(caption=False), box), f"{cls!r}: {float(found.scores[0]):.2f}"))
     return panels
 
 
@@ -132,7 +132,7 @@ def similarity() -> list[Panel]:
     panels: list[Panel] = [(cat, "compared with"), (image, "the image")]
     for method in ("grad_cam", "aha"):
         found = aha.explain(encoder, image, method, aha.targets.similarity(picture=cat))
-        panels.append((found.overlay(), f"{method}: cosine {float(found.scores[0]):.2f}"))
+        panels.append((found.overlay(caption=False), f"{method}: cosine {float(found.scores[0]):.2f}"))
     return panels
 
 
