@@ -60,6 +60,7 @@ class Dense(nn.Module):
         self.body = aha.load_model(MODEL).module
 
     def forward(self, images: Tensor) -> Tensor:
+        """Scores of an image whose sides are multiples of 32."""
         features = self.body.forward_features(images)  # (B, 1280, h, w)
         return F.conv2d(features, self.body.classifier.weight[:, :, None, None], self.body.classifier.bias)
 
@@ -68,6 +69,7 @@ class Windows(Dense):
     """The same as a detector: each window of 5 x 4 places is a candidate, with the mean probability in it."""
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        """Boxes (B, N, 4) and scores (B, N, 1000)."""
         means = F.avg_pool2d(super().forward(images).softmax(dim=1), (5, 4), stride=1)  # (B, 1000, r, c)
         rows, columns = means.shape[-2:]
         y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")

@@ -77,7 +77,7 @@ class MapResult(Drawn):
     label: str
     score: float
     seconds: float
-    asked: NotRequired[AskedTarget]
+    asked: AskedTarget | None
 
 
 class CurvesResult(TypedDict):

@@ -12,6 +12,7 @@ from aha.errors import SpecError
 from aha.metrics import Sample
 from aha.models.preprocessing import Geometry
 from aha.targets import Objective, Shown
+from aha.targets.base import Held
 from aha.targets.regions import Region
 from aha.web.jobs import Job
 from aha.web.payloads import AskedTarget, MapResult, State
@@ -96,8 +97,8 @@ def target_of(served: Served, asked: AskedTarget, geometry: Geometry | None) -> 
     if not cells.any():
         raise SpecError("the brushed region is empty; brush some pixels first")
     if geometry is None:
-        return Region(cls=_class(asked["cls"]), mask=cells)
-    return Region(cls=_class(asked["cls"]), mask=_on_picture(cells, geometry))
+        return Region(cls=_class(asked["cls"]), mask=Held.of(cells))
+    return Region(cls=_class(asked["cls"]), mask=Held.of(_on_picture(cells, geometry)))
 
 
 def _class(text: str) -> int | str | None:
