@@ -15,15 +15,21 @@ from PIL import Image
 from torch import Tensor, nn
 
 import aha
+import tiny_places
+import two_towers
 from aha.api import Asked
 from aha.bench.runner import planned_view
 from aha.errors import AhaError, CapabilityError, ModelError, OutputError, TargetError
 from aha.files import FileRun, find_pictures
+from aha.learned.explainer import Explainer
+from aha.learned.library import remember
+from aha.learned.settings import Design
 from aha.methods import load_method
 from aha.models.preprocessing import Geometry
 from aha.targets.base import OBJECTIVES, Shown, read_target
 from aha.targets.dense import dense_scores
 from aha.targets.detections import overlap
+from aha.targets.kinds import kind_of
 from fakes import CLASSES, SIZE, TinyCNN, changes, randomised, snapshot, surroundings, tiny_vit
 
 NORMAL = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
@@ -271,6 +277,59 @@ def test_a_box_is_where_localisation_looks(detector: aha.TargetModel, images: Te
     assert scores.values("gradient", "pointing_game") == [1.0, 1.0]
 
 
+def test_a_mask_is_where_localisation_looks(dense: aha.TargetModel, images: Tensor) -> None:
+    mask = np.zeros((SIZE, SIZE), dtype=bool)
+    mask[:, :16] = True
+    asked = aha.targets.region(cls=1, mask=mask)
+    own = aha.evaluate(dense, images, "gradient", "mass_in_truth", targets=asked, progress=False)
+    same = aha.evaluate(dense, images, "gradient", "mass_in_truth", targets=asked, masks=[mask] * 2, progress=False)
+    assert own.values("gradient", "mass_in_truth") == same.values("gradient", "mass_in_truth")
+
+
+WATCHING = ["stability(n=2)", "randomisation", "road", "single_deletion(grids=(4,))"]
+
+
+@pytest.mark.parametrize("metric", WATCHING)
+def test_metrics_of_every_family_watch_the_number(metric: str, dense: aha.TargetModel, images: Tensor) -> None:
+    for target in ("region(cls=1, box=(0, 0, 16, 32))", "region(cls=1, box=(16, 0, 32, 32))"):
+        scores = aha.evaluate(dense, images, "gradient", metric, targets=target, progress=False)
+        assert not scores.failures and len(scores.rows) >= 2
+
+
+def test_a_card_says_how_much_of_the_best_order_is_reached(dense: aha.TargetModel, images: Tensor) -> None:
+    oracle = "search(parts=patches(grid=4), budget=300)"
+    found = aha.explain(
+        dense, images[:1], "gradient", "region(cls=1, box=(0, 0, 16, 32))", card=True, oracle=oracle, progress=False
+    )
+    assert found.cards[0].headroom is not None
+
+
+def test_the_best_method_for_a_target_is_recommended(cnn: aha.TargetModel, tmp_path: Path) -> None:
+    for seed in range(4):
+        pixels = np.random.default_rng(seed).integers(0, 255, (SIZE, SIZE, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{seed}.png")
+    found = aha.recommend(
+        cnn,
+        tmp_path,
+        passes=3000,
+        methods=["gradient", "grad_cam"],
+        out=tmp_path / "race",
+        target="contrast('a', 'b')",
+    )
+    assert found.method in ("gradient", "grad_cam")
+
+
+def test_an_explainer_of_classes_leaves_targets_to_the_universal_one(
+    cnn: aha.TargetModel, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AHA_DATA", str(tmp_path))
+    explainer = Explainer.for_target(cnn, Design(width=16, stride=8), seed=1)
+    remember(explainer)
+    assert aha.explain(cnn, images, "aha", "contrast(0, 2)").settings["explainer"] == "universal"
+    with pytest.raises(ModelError, match="trained for classes"):
+        aha.explain(cnn, images, f"aha({str(tmp_path / 'explainers' / cnn.digest)!r})", "contrast(0, 2)")
+
+
 def test_folders_name_the_target_and_resume(dense: aha.TargetModel, cnn: aha.TargetModel, tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (40, 48, 3), dtype=np.uint8)
     (tmp_path / "in").mkdir()
@@ -337,6 +396,100 @@ def test_torchvision_detectors(name: str) -> None:
     found = aha.explain(model, torch.rand(1, 3, 64, 64), "gradient", "box(10, 20, 50, 60)")
     assert changes(before, snapshot(network)) == []
     assert 0 < float(found.scores[0]) <= 1 and float(found.maps.abs().max()) > 0
+
+
+@pytest.mark.parametrize("name", ["detr", "rt_detr", "segformer", "mask2former", "oneformer"])
+def test_networks_of_transformers(name: str) -> None:
+    pytest.importorskip("transformers")
+    is_detector = name in tiny_places.DETECTORS
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = (tiny_places.DETECTORS | tiny_places.SEGMENTERS)[name]().eval()
+    model = aha.load_model(network, input_size=tiny_places.SIDE, mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert kind_of(model) == ("box" if is_detector else "region")
+    inputs = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    before = snapshot(network)
+    target = "box(10, 20, 50, 60, cls=1)" if is_detector else "region(cls=1, box=(10, 20, 50, 60))"
+    found = aha.explain(model, inputs, "gradient", target)
+    assert changes(before, snapshot(network)) == []
+    assert bool(found.maps.isfinite().all()) and float(found.maps.abs().max()) > 0
+    with torch.no_grad():
+        returned = network(inputs)
+    if name == "rt_detr":  # each class has a score of its own, without one for "none"
+        boxes, scores = returned.pred_boxes[0], returned.logits[0].sigmoid()[:, 1]
+        corners = torch.cat([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], dim=1) * 64
+        expected = (overlap(corners, torch.tensor([10.0, 20, 50, 60])) * scores).amax()
+        torch.testing.assert_close(found.scores[0], expected, rtol=1e-4, atol=1e-6)
+    if name == "segformer":
+        mean = returned.logits[0, 1].repeat_interleave(4, 0).repeat_interleave(4, 1)[20:60, 10:50].mean()
+        torch.testing.assert_close(found.scores[0], mean, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("build", ["tiny_clip", "tiny_siglip"])
+def test_two_towers_compare_pictures_and_texts(build: str, images: Tensor) -> None:
+    pytest.importorskip("transformers")
+    network = getattr(two_towers, build)().eval()
+    model = aha.load_model(network, processor=two_towers.tiny_processor(), texts=["a cat", "b dog"])
+    by_picture = aha.explain(model, images, "gradient", aha.targets.similarity(picture=images[0]))
+    assert float(by_picture.scores[0]) == pytest.approx(1, abs=1e-5) and float(by_picture.scores[1]) < 0.9999
+    assert float(by_picture.maps[1].abs().max()) > 0
+    by_text = aha.explain(model, images, "gradient", aha.targets.similarity(text="b dog"))
+    with torch.no_grad():
+        found = network.get_image_features(images)
+        embeddings = found if isinstance(found, Tensor) else found.pooler_output
+    expected = nn.functional.cosine_similarity(embeddings, model.class_vectors[1:2].to(embeddings), dim=1)
+    torch.testing.assert_close(by_text.scores, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(TargetError, match="not one of the model's texts"):
+        aha.explain(model, images, "gradient", aha.targets.similarity(text="a bird"))
+
+
+# Other libraries, on the same network
+
+
+def test_grad_cam_of_a_region_is_captums(dense: aha.TargetModel, images: Tensor) -> None:
+    layer_cam = pytest.importorskip("captum.attr").LayerGradCam
+    network = dense.module
+
+    def region(inputs: Tensor) -> Tensor:
+        return network(inputs)["out"][:, 1, :4, :2].mean(dim=(1, 2))  # type: ignore[no-any-return]
+
+    theirs = layer_cam(region, network.body).attribute(images, relu_attributions=True)[:, 0]
+    target = aha.targets.region(cls=1, box=(0, 0, 8, 16))
+    for row in range(2):
+        view = target.view(dense, Shown(images[row : row + 1], Geometry.identity((SIZE, SIZE))))
+        own = load_method("grad_cam(layer='body')")(view, images[row : row + 1], torch.zeros(1, dtype=torch.int64))
+        torch.testing.assert_close(own / own.amax(), theirs[row : row + 1].detach() / theirs[row].detach().amax())
+
+
+def test_grad_cam_of_a_contrast_is_torch_cams(images: Tensor) -> None:
+    """torch-cam takes the gradient of one output: here of a last layer that subtracts two classes."""
+    methods = pytest.importorskip("torchcam.methods")
+    network = randomised(TinyCNN())
+    model = aha.load_model(network, input_size=SIZE, **NORMAL)
+    subtracted = nn.Sequential(network, nn.Linear(CLASSES, 1, bias=False))
+    with torch.no_grad():
+        subtracted[1].weight.copy_(torch.tensor([[1.0, 0, -1, 0, 0]]))
+    with methods.GradCAM(subtracted, "0.body") as extractor:
+        theirs = extractor(0, subtracted(images), normalized=False)[0]
+    view = aha.targets.contrast(0, 2).view(model)
+    own = load_method("grad_cam(layer='body')")(view, images, torch.zeros(2, dtype=torch.int64))
+    torch.testing.assert_close(own, theirs.relu().detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_targets_of_pytorch_grad_cam(dense: aha.TargetModel, detector: aha.TargetModel, images: Tensor) -> None:
+    theirs = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
+    returned = dense.module(images[:1])["out"].detach()  # (1, 5, 8, 8)
+    mask = np.zeros((8, 8), dtype=np.float32)
+    mask[:4, :2] = 1
+    summed = theirs.SemanticSegmentationTarget(1, mask)(returned[0])
+    own = aha.explain(dense, images[:1], "random_map", "region(cls=1, box=(0, 0, 8, 16))").scores[0]
+    torch.testing.assert_close(own * 8, summed)  # theirs is a sum over 8 places, ours a mean
+    found = {name: values[0].detach() for name, values in detector.module(images[:1]).items()}
+    best = {"boxes": found["boxes"], "labels": torch.tensor([1, 1]), "scores": found["scores"][:, 1]}
+    boxes = np.array([[0, 0, SIZE / 2, SIZE]], dtype=np.float32)
+    both = theirs.FasterRCNNBoxScoreTarget([1], boxes)(best)  # overlap plus score, where ours is the product
+    own = aha.explain(detector, images[:1], "random_map", "box(0, 0, 16, 32, cls=1)").scores[0]
+    torch.testing.assert_close(1 + own, both)
 
 
 # Refusals

@@ -38,6 +38,7 @@ from aha.models.preprocessing import Geometry
 from aha.results.explanation import Explanation
 from aha.results.saved_maps import usable_map
 from aha.results.score_table import CurveRow, Failure, Row, Scores
+from aha.targets.base import Held
 
 Maps: TypeAlias = Tensor | NDArray[Any] | Sequence[Tensor | NDArray[Any]] | Explanation
 """Maps from elsewhere: a tensor or array (N, H, W), a list of (H, W), or an Explanation."""
@@ -149,12 +150,16 @@ def _evaluate_each(
     truths: tuple[Any, Any, Any],
     options: Mapping[str, Any],
 ) -> Scores:
-    """`evaluate` where each image has a view of its own: one image at a time. A box is its own true box, if none is."""
+    """`evaluate` where each image has a view of its own: one image at a time.
+
+    Its box or mask is the truth, if none is given.
+    """
     if _mosaics(images) is not None:
         raise ImageError(f"{asked.objective} is bound to images; mosaics are for classes")
     labels, masks, boxes = truths
     scores, first = Scores(model=asked.whole.spec), 0
-    own_box = getattr(asked.objective, "box", None)
+    own_box, own_mask = (getattr(asked.objective, name, None) for name in ("box", "mask"))
+    own_mask = own_mask.values if isinstance(own_mask, Held) else own_mask
     for batch in iter_batches(asked.whole, cast("Images", images), 1, labels):
         for own, view in asked.of_batch(batch):
             found = evaluate(
@@ -163,7 +168,7 @@ def _evaluate_each(
                 _of_image(maps_or_methods, first),
                 metrics,
                 target=asked.classes,
-                masks=None if masks is None else [masks[first]],
+                masks=[masks[first]] if masks is not None else None if own_mask is None else [own_mask],
                 boxes=[boxes[first]] if boxes is not None else None if own_box is None else [[own_box]],
                 **options,
             )

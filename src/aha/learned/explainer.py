@@ -349,6 +349,10 @@ class Explainer(nn.Module):
         if self.config.form != "own":
             self._check_reading(target, size)
             return
+        if target.explained is not None:
+            raise ModelError(
+                f"this explainer was trained for classes, not for {target.explained.name}; use aha('universal')"
+            )
         # Other texts are other classes of the same network, and their embeddings are all that is asked of them.
         is_open = target.has_texts and self.embedding is None
         if target.num_classes != self.config.num_classes and not is_open:

@@ -51,7 +51,9 @@ def _source(target: TargetModel, named: str, size: Sequence[int] | None) -> str 
 
 
 def explainer_folder(target: TargetModel) -> Path | None:
-    """Where the explainer that belongs to the model is, if there is one."""
+    """Where the explainer that belongs to the model is, if there is one. It knows classes, and no other target."""
+    if target.explained is not None:
+        return None
     folders = (remembered_folder() / target.digest, SHIPPED / target.digest)
     return next((folder for folder in folders if (folder / CONFIG).is_file()), None)
 

@@ -40,6 +40,10 @@ class AblationCAM(Method):
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         return Cost(CHANNELS)
 
+    def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
+        is_inside = model.explained is not None and bool(model.explained.inside)
+        return "it runs the last part of the network alone, and the target reads another part" if is_inside else ""
+
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
         return Captures(features=(pick_stage(model, size, self.layer),))
 

@@ -104,6 +104,8 @@ class CAAP(Method):
         return torch.stack(maps)  # (B, h, w)
 
     def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
+        if model.explained is not None:
+            return "its patching runs parts of the network, which give class outputs and no other target"
         if self.form != "efficient":
             return ""
         if "tokens" not in model.structure(size).capabilities:

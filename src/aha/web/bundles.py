@@ -34,8 +34,8 @@ def map_records(bench: Workbench, keys: Sequence[str]) -> list[MapResult]:
         raise SpecError(f"name 1 to {MOST_MAPS} maps")
     found = [bench.store.get("results", key) for key in keys]
     records = [record for record in found if record["kind"] == "map"]
-    if len(records) < len(found):
-        raise SpecError("only maps can be downloaded")
+    if len(records) < len(found) or any(record.get("asked") for record in records):
+        raise SpecError("only maps of classes can be downloaded; the target view shows the call for its own")
     if len({(record["picture"], record["model"]) for record in records}) > 1:
         raise SpecError("a download holds maps of one picture and one model")
     return records

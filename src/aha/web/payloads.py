@@ -55,8 +55,18 @@ class ClassesResult(TypedDict):
     classes: list[ScoredClass]
 
 
+class AskedTarget(TypedDict):
+    """A target that is no class: its text, or a brushed region of a class."""
+
+    text: str
+    cls: str
+    rows: int
+    columns: int
+    bits: str
+
+
 class MapResult(Drawn):
-    """A method's map for one class."""
+    """A method's map for one class, or of the one number of a target."""
 
     kind: Literal["map"]
     key: str
@@ -67,6 +77,7 @@ class MapResult(Drawn):
     label: str
     score: float
     seconds: float
+    asked: AskedTarget | None
 
 
 class CurvesResult(TypedDict):
@@ -216,6 +227,7 @@ class ModelAbout(TypedDict):
     """A model on offer."""
 
     name: str
+    kind: Literal["box", "region", "class"]
     classes: int
     height: int
     width: int

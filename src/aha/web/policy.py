@@ -30,6 +30,9 @@ from aha.perturb.references import (
     ZerosNormalised,
     load_reference,
 )
+from aha.targets.base import Objective, read_target
+from aha.targets.embeddings import Similarity
+from aha.targets.regions import Region
 
 REFERENCES = ("black", "mean", "blur", "white", "noise")
 """References that the page offers; `average` of the first three is what Ins-Del is reported for."""
@@ -40,6 +43,8 @@ _LARGEST_NUMBER = 5000
 BUDGET = Cost(passes=20_000, bytes=2**30)
 """Of one map. Numbers that are modest one by one can be monstrous together."""
 _DEEPEST = 4
+_LARGEST_COORDINATE = 100_000
+_EXAMPLES = "contrast(281, 282), value(3) or box(10, 20, 90, 80)"
 _LARGEST_KERNEL = 301
 
 
@@ -67,6 +72,23 @@ def check_budget(method: Method, model: TargetModel, size: tuple[int, int]) -> N
             f"{str(method)[:80]} needs about {cost} for one map; the explorer allows {BUDGET}; "
             "choose fewer samples or a coarser grid, or use the command line"
         )
+
+
+def allowed_target(text: str, model: TargetModel) -> Objective:
+    """The target of a text, if it reads no file and its numbers are modest.
+
+    Raises:
+        AhaError: It cannot be understood, or is not for visitors.
+    """
+    target = read_target(text, model)
+    if not isinstance(target, Objective):
+        raise SpecError(f"{text[:80]!r} is no target such as {_EXAMPLES}; classes have views of their own")
+    if isinstance(target, Similarity) and (target.picture is not None or isinstance(target.vector, str)):
+        raise SpecError("the explorer does not read files that a target names; give text= or the numbers of vector=")
+    if isinstance(target, Region) and target.mask is not None:
+        raise SpecError("the explorer does not read files that a target names; brush the region")
+    _check(target, (), 1)
+    return target
 
 
 def allowed_reference(text: str) -> Reference:
@@ -97,10 +119,11 @@ def _check(spec: Spec, explainers: Collection[str], depth: int) -> None:
         raise SpecError("inpainted takes too long for the explorer; imputed is quicker")
     if isinstance(spec, AHA) and spec.explainer not in ("", UNIVERSAL, *explainers):
         raise SpecError("the explorer knows only explainers that were named when it was started: --explainer FOLDER")
+    most = _LARGEST_COORDINATE if isinstance(spec, Objective) else _LARGEST_NUMBER
     for field in fields(spec):
         for value in _flat(getattr(spec, field.name)):
-            if isinstance(value, int | float) and field.name != "seed" and abs(value) > _LARGEST_NUMBER:
-                raise SpecError(f"{spec.name}: {field.name} is beyond {_LARGEST_NUMBER}, too much for the explorer")
+            if isinstance(value, int | float) and field.name != "seed" and not abs(value) <= most:
+                raise SpecError(f"{spec.name}: {field.name} is beyond {most}, too much for the explorer")
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from aha import __version__
 from aha.api import UPSAMPLING
@@ -11,6 +12,7 @@ from aha.errors import ModelError
 from aha.methods import Method, check_fit
 from aha.methods.aha import AHA
 from aha.models import TargetModel
+from aha.targets.kinds import Kind, fitting_view, kind_of
 from aha.web.payloads import ScoredClass
 from aha.web.policy import allowed_method, check_budget
 
@@ -36,13 +38,31 @@ class Served:
         model = self.model
         return __version__, model.spec, model.digest, model.preprocessing, model.score.name, model.precision, UPSAMPLING
 
-    def method(self, text: str) -> Method:
-        """A method that visitors may use and that fits the model."""
+    @cached_property
+    def kind(self) -> Kind:
+        """Whether it has classes, or explains regions or boxes alone."""
+        return kind_of(self.model)
+
+    @cached_property
+    def fitting(self) -> TargetModel:
+        """The model as methods see it where no image is known yet."""
+        return fitting_view(self.model, self.kind)
+
+    def check_classes(self) -> None:
+        """Refuses models that have no class outputs."""
+        if self.kind != "class":
+            raise ModelError(f"{self.name} has no classes of whole images; ask about a {self.kind} of one")
+
+    def method(self, text: str, view: TargetModel | None = None) -> Method:
+        """A method that visitors may use and that fits the model, or a view of it."""
+        if view is None:
+            self.check_classes()
+        model = self.model if view is None else view
         method = allowed_method(text, [one.explainer for one in self.explainers])
         if isinstance(method, AHA) and not method.explainer and not self.explainers:
             raise ModelError(f"AHA cannot read {self.name}: it has no gradients or no spatial layers")
-        check_fit(method, self.model)
-        check_budget(method, self.model, self.model.stated_preprocessing().size)
+        check_fit(method, model)
+        check_budget(method, model, self.model.stated_preprocessing().size)
         return method
 
     def scored_class(self, index: int, score: float) -> ScoredClass:

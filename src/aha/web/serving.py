@@ -141,7 +141,7 @@ def _with_explainers(served: Sequence[Served], folders: Sequence[Path]) -> list[
     result = []
     for one in served:
         own = [AHA(explainer=str(folder)) for folder, found in named.items() if _belongs(found, one.model)]
-        own += [AHA()] if first_fitting(["aha"], one.model) else []
+        own += [AHA()] if first_fitting(["aha"], one.fitting) else []
         result.append(Served(one.name, one.model, one.options, own))
     used = {method.explainer for one in result for method in one.explainers}
     for folder in folders:

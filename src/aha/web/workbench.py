@@ -52,7 +52,7 @@ class Costs:
         """What a map will cost."""
         with self._lock:
             known = self._seen.get((served.name, method.in_full()))
-        return method.cost(served.model, served.model.stated_preprocessing().size).passes if known is None else known
+        return method.cost(served.fitting, served.model.stated_preprocessing().size).passes if known is None else known
 
 
 class Workbench:
@@ -64,8 +64,7 @@ class Workbench:
         self.costs = Costs()
         self._identities: dict[str, str] = {}
         for one in served:
-            one.model.structure()  # found now, once, so that checks of later requests never run the model
-            _ = one.model.num_classes
+            one.fitting.structure()  # found now, once, so that checks of later requests never run the model
             self._identities[one.name] = result_key(_FORMAT, *one.identity)
         self._by_identity = {self._identities[one.name]: one for one in served}
 
@@ -129,6 +128,7 @@ class Workbench:
     def check(self, picture: str, served: Served, classes: Sequence[int]) -> None:
         """Refuses pictures that are not here, and classes that the model has not."""
         self.pictures.record(picture)
+        served.check_classes()
         served.model.check_classes(classes)
 
     def key_of(self, served: Served, *parts: object) -> str:

@@ -21,6 +21,7 @@ from aha.web.jobs import Job
 from aha.web.payloads import CurvesResult, MapResult, State
 from aha.web.policy import allowed_reference
 from aha.web.questions.maps import known_map
+from aha.web.questions.targets import sample_of
 from aha.web.records import SEED
 from aha.web.workbench import COARSE_CURVES, FINE_CURVES, Workbench
 
@@ -39,7 +40,7 @@ def ask_curves(bench: Workbench, owner: str, key_of_map: str, references: Sequen
 
     def work(_job: Job) -> None:
         values = torch.from_numpy(bench.store.array(key_of_map, "values"))
-        sample = bench.sample(served, record["picture"])
+        sample = sample_of(bench, served, record)
         put_curves(bench, key_of_map, record, sample, values, protocol)
 
     place = COARSE_CURVES if steps <= COARSE_STEPS else FINE_CURVES

@@ -84,6 +84,7 @@ def put_map(
         "label": served.model.class_name(target),
         "score": score,
         "seconds": seconds,
+        "asked": None,
         **map_record(values),
     }
     bench.store.put("results", key, record, packed({"values": values.numpy()}))

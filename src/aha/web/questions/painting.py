@@ -50,7 +50,7 @@ def ask_painted(
         raise SpecError(f"name at most {MOST_CLASSES} classes")
     bench.check(picture, served, classes)
     chosen = allowed_reference(reference)
-    gone = _unpacked(bits, cells)
+    gone = unpacked(bits, cells)
     key = bench.key_of(served, "painted", picture, str(chosen), *cells, bits, *classes)
 
     def work(_job: Job) -> None:
@@ -70,7 +70,7 @@ def ask_painted(
     return bench.ask(key, "a painted picture", served, work, owner, QUICK)
 
 
-def _unpacked(bits: str, cells: tuple[int, int]) -> Tensor:
+def unpacked(bits: str, cells: tuple[int, int]) -> Tensor:
     """The grid (rows, columns) of a text, True where pixels go."""
     rows, columns = cells
     if not (1 <= rows <= FINEST and 1 <= columns <= FINEST):

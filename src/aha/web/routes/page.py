@@ -84,20 +84,21 @@ def _about(bench: Workbench, runs: Sequence[Run]) -> About:
 
 def _describe(served: Served) -> ModelAbout:
     """A model for the page: what it is, and the methods that fit it."""
-    model = served.model
+    model, fitting = served.model, served.fitting
     height, width = model.stated_preprocessing().size
-    methods = [_method(name, name) for name in list_methods(model) if name not in ("aha", Var.name)]
+    methods = [_method(name, name) for name in list_methods(fitting) if name not in ("aha", Var.name)]
     wrapped = [_method("smooth(gradient)", "smooth")]
     learned = [_method(str(one), "aha", f" Explainer: {one.facts(model)['explainer']}.") for one in served.explainers]
     known = {method["text"] for method in methods}
     suggested = [text for text in SUGGESTED if text.partition("(")[0] in known]
     return {
         "name": served.name,
-        "classes": model.num_classes,
+        "kind": served.kind,
+        "classes": model.num_classes if served.kind == "class" else 0,
         "height": height,
         "width": width,
-        "score": model.score.name,
-        "is_probability": model.score.is_probability,
+        "score": fitting.score.name,
+        "is_probability": fitting.score.is_probability,
         "digest": model.digest[:12],
         "methods": [*learned, *(one for one in methods if one["text"] != "smooth"), *wrapped],
         "suggested": [*(one["text"] for one in learned[:1]), *suggested],

@@ -20,6 +20,7 @@ from aha.web.questions.curves import STEPS, ask_curves
 from aha.web.questions.maps import ask_map, ask_maps
 from aha.web.questions.painting import ask_painted
 from aha.web.questions.refinement import ROUNDS, ask_refinement
+from aha.web.questions.targets import ask_target
 from aha.web.requests import Fields, answer, owner_of
 from aha.web.served import Served
 from aha.web.workbench import Workbench
@@ -33,6 +34,7 @@ def question_routes(bench: Workbench) -> list[Route]:
 
     def find_classes(request: Request) -> Response:
         served = bench.model(request.query_params.get("model", ""))
+        served.check_classes()
         search = request.query_params.get("search", "")[:100]
         found: ClassSearch = {"classes": _matching(served, search), "near": _near(served, search)}
         return answer(found)
@@ -44,6 +46,18 @@ def question_routes(bench: Workbench) -> list[Route]:
             "/api/maps",
             partial(ask_map, bench),
             lambda fields: (*_subject(fields), fields.take("method", str), fields.take("target", int)),
+        ),
+        _question(
+            "/api/targets",
+            partial(ask_target, bench),
+            lambda fields: (
+                *_subject(fields),
+                fields.take("method", str),
+                fields.take("target", str, ""),
+                fields.take("class", str, ""),
+                (fields.take("rows", int, 0), fields.take("columns", int, 0)),
+                fields.take("bits", str, ""),
+            ),
         ),
         _question(
             "/api/maps/several",

@@ -36,7 +36,7 @@ def run_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
         reference, protocol = (request.query_params.get(name) for name in ("reference", "protocol"))
         found = run.images(method, metric, reference, protocol)
         if (served := bench.served.get(run.model)) is not None:
-            known = range(served.model.num_classes)
+            known = range(served.model.num_classes if served.kind == "class" else 0)
             for one in found:
                 one["label"] = served.model.class_name(one["target"]) if one["target"] in known else ""
         return answer({"images": found})

@@ -2,12 +2,13 @@
 
 import { pickClass } from "./classes.js";
 import * as compare from "./compare.js";
+import { $ } from "./dom.js";
 import { session } from "./session.js";
 import { openDialog } from "./taking_away.js";
 import { openTab, selectTab } from "./views.js";
 
 const KEYS = `1 to 9        explain the first, second, ... class
-c r v p u     compare, refine, contrast, paint, runs
+c r v p t u   compare, refine, contrast, paint, target, runs
 [ and ]       fewer, more pixels in the scrubber
 d             delete or insert
 ?             this help
@@ -20,7 +21,7 @@ arrows, drag    move; all pictures follow
 Anywhere else the wheel scrolls the page; with Ctrl, Shift or Cmd
 held it zooms the picture under the pointer. On a touch screen two
 fingers zoom, and one moves what is zoomed.`;
-const TAB_KEYS = { c: "compare", r: "refine", v: "contrast", p: "paint", u: "runs" };
+const TAB_KEYS = { c: "compare", r: "refine", v: "contrast", p: "paint", t: "target", u: "runs" };
 
 export const showKeys = () => openDialog("Keys", KEYS);
 
@@ -30,6 +31,6 @@ export function onKey(event) {
   else if (event.key === "[") compare.nudge(-0.01);
   else if (event.key === "]") compare.nudge(0.01);
   else if (event.key === "d") compare.flip();
-  else if (event.key in TAB_KEYS) { selectTab(TAB_KEYS[event.key]); openTab(); }
+  else if (event.key in TAB_KEYS && !$(`tab-${TAB_KEYS[event.key]}`).disabled) { selectTab(TAB_KEYS[event.key]); openTab(); }
   else if (event.key === "?") showKeys();
 }

@@ -37,6 +37,7 @@ function wire() {
     chooseModel($("model").value);
     [state.target, state.rivals] = [null, []];
     say("");
+    selectTab(state.tab);
     if (state.picture) showPicture();
   });
   $("other").addEventListener("change", () => {
@@ -55,7 +56,8 @@ function wire() {
     $(`tab-${tab}`).addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!step) return;
-      const next = TABS[(TABS.indexOf(tab) + step + TABS.length) % TABS.length];
+      const open = TABS.filter((one) => !$(`tab-${one}`).disabled);
+      const next = open[(open.indexOf(tab) + step + open.length) % open.length];
       selectTab(next);
       openTab();
       $(`tab-${next}`).focus();

@@ -1,14 +1,15 @@
 // Brushing pixels away, and watching what the model says while the brush still moves.
 
 import { ask, Stopped } from "./api.js";
+import { Cells } from "./brush.js";
 import { $, make, say, show } from "./dom.js";
 import { View } from "./lens.js";
 import { lens, sceneOf } from "./scene.js";
 import { session } from "./session.js";
 import { state } from "./state.js";
 
-const FINEST = 256, MOST_UNDO = 40;
-let parts, scene = null, mask = null, grid = null, undo = [], before = null, generation = 0, isAsking = false, isDirty = false;
+const MOST_UNDO = 40;
+let parts, scene = null, mask = null, undo = [], before = null, generation = 0, isAsking = false, isDirty = false;
 let labelOf = String;
 
 /** Of the brush, in pixels of the picture. */
@@ -25,7 +26,7 @@ class Brush extends View {
   press(event) {
     super.press(event);
     if (!mask || this.pointers.size > 1) return;
-    undo = [...undo, mask.slice()].slice(-MOST_UNDO);
+    undo = [...undo, mask.values.slice()].slice(-MOST_UNDO);
     this.stroke(event, event);
   }
 
@@ -37,29 +38,14 @@ class Brush extends View {
     }
   }
 
-  /** Everything under the brush on its way from one place to another. */
   stroke(from, to) {
-    const [a, b] = [this.place(from), this.place(to)], size = radius();
-    const steps = Math.max(1, Math.ceil(Math.hypot(b.x - a.x, b.y - a.y) / Math.max(1, size / 2)));
-    for (let i = 0; i <= steps; i++) dab(a.x + ((b.x - a.x) * i) / steps, a.y + ((b.y - a.y) * i) / steps, size);
+    mask.stroke(this.place(from), this.place(to), radius(), parts.tools.find((one) => one.checked).value === "away" ? 1 : 0);
     changed();
   }
 
   mark(context, x, y, scale) {
     context.moveTo(x + radius() * scale, y);
     context.arc(x, y, radius() * scale, 0, 2 * Math.PI);
-  }
-}
-
-/** Marks the cells whose centres are within a circle, in pixels of the picture. */
-function dab(x, y, size) {
-  const { width, height } = scene.picture, cell = { x: width / grid.columns, y: height / grid.rows };
-  const value = parts.tools.find((one) => one.checked).value === "away" ? 1 : 0;
-  for (let row = Math.max(0, Math.floor((y - size) / cell.y)); row < Math.min(grid.rows, (y + size) / cell.y + 1); row++) {
-    for (let column = Math.max(0, Math.floor((x - size) / cell.x)); column < Math.min(grid.columns, (x + size) / cell.x + 1); column++) {
-      const isInside = Math.hypot((column + 0.5) * cell.x - x, (row + 0.5) * cell.y - y) <= size;
-      if (isInside) mask[row * grid.columns + column] = value;
-    }
   }
 }
 
@@ -82,8 +68,8 @@ function build(about) {
         make("label", {}, "against ", parts.reference)),
       make("label", { class: "wide" }, "Size", parts.size),
       make("div", { class: "row wrap" },
-        make("button", { type: "button", id: "paint-undo", on: { click: () => { if (undo.length) { mask = undo.pop(); changed(); } } } }, "Undo"),
-        make("button", { type: "button", id: "paint-clear", on: { click: () => { if (mask) { undo = [...undo, mask.slice()]; mask.fill(0); changed(); } } } }, "Bring all back")),
+        make("button", { type: "button", id: "paint-undo", on: { click: () => { if (undo.length) { mask.values = undo.pop(); changed(); } } } }, "Undo"),
+        make("button", { type: "button", id: "paint-clear", on: { click: () => { if (mask) { undo = [...undo, mask.values.slice()]; mask.values.fill(0); changed(); } } } }, "Bring all back")),
       parts.classes, parts.note)));
 }
 
@@ -109,10 +95,9 @@ async function begin() {
     const found = await sceneOf(state.picture, state.model);
     const blank = await found.reference(parts.reference.value);
     if (turn !== generation || !blank) return;
-    const { width, height } = found.picture, cells = { rows: Math.min(height, FINEST), columns: Math.min(width, FINEST) };
+    const { width, height } = found.picture, cells = new Cells(found.picture);
     scene = { ...found, blank, out: new ImageData(width, height) };
-    if (!mask || grid.rows !== cells.rows || grid.columns !== cells.columns) [mask, before] = [new Uint8Array(cells.rows * cells.columns), null];
-    grid = cells;
+    if (!mask?.fits(cells)) [mask, before] = [cells, null];
     changed();
   } catch (error) { if (turn === generation) say(error.message); }
 }
@@ -126,18 +111,9 @@ function paint() {
   const { picture, blank, out } = scene, image = new Uint32Array(picture.data.buffer), empty = new Uint32Array(blank.data.buffer);
   const to = new Uint32Array(out.data.buffer), { width, height } = picture;
   for (let y = 0, i = 0; y < height; y++) {
-    const row = Math.floor((y * grid.rows) / height) * grid.columns;
-    for (let x = 0; x < width; x++, i++) to[i] = mask[row + Math.floor((x * grid.columns) / width)] ? empty[i] : image[i];
+    for (let x = 0; x < width; x++, i++) to[i] = mask.at(x, y) ? empty[i] : image[i];
   }
   parts.view.show(out);
-}
-
-function packed() {
-  const bytes = new Uint8Array(Math.ceil(mask.length / 8));
-  for (let i = 0; i < mask.length; i++) if (mask[i]) bytes[i >> 3] |= 128 >> (i & 7);
-  let text = "";
-  for (const byte of bytes) text += String.fromCharCode(byte);
-  return btoa(text);
 }
 
 /** Asks the model, one question at a time: what was painted meanwhile is asked about next. */
@@ -149,7 +125,7 @@ async function tell() {
     isDirty = false;
     const turn = generation;
     try {
-      const question = { picture: state.picture, model: state.model, ...grid, bits: packed(), reference: parts.reference.value, classes: [state.target] };
+      const question = { picture: state.picture, model: state.model, ...mask.packed(), reference: parts.reference.value, classes: [state.target] };
       const found = await ask("/api/paintings", question, { onState: (job) => { parts.note.textContent = job.status === "waiting" && job.ahead ? "The model is busy with a map; it answers as soon as that is done." : ""; } });
       if (turn === generation) report(found);
     } catch (error) { if (turn === generation && !(error instanceof Stopped)) say(error.message); }

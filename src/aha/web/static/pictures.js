@@ -11,7 +11,8 @@ import * as refine from "./refine.js";
 import { lens } from "./scene.js";
 import { session } from "./session.js";
 import { state } from "./state.js";
-import { chooseModel, selectTab } from "./views.js";
+import * as target from "./target.js";
+import { chooseModel, hasClasses, openTab, selectTab } from "./views.js";
 
 const MOST_AT_ONCE = 50;
 
@@ -90,6 +91,7 @@ export async function showPicture() {
   selectTab(state.tab);
   $("frame").hidden = $("frame-note").hidden = true;
   showFrame(turn).catch((error) => turn === session.generation && say(error.message));
+  if (!hasClasses()) return openTab();
   try {
     const found = await ask("/api/classes", { picture: state.picture, model: state.model });
     if (turn !== session.generation) return;
@@ -108,16 +110,17 @@ export async function showPicture() {
   } catch (error) {
     if (turn === session.generation && !(error instanceof Stopped)) say(error.message);
   }
+  return undefined;
 }
 
 /** Nothing of another picture or model stays in sight while the new one is asked about. */
 function clear() {
   session.classes = [];
-  $("classes-box").hidden = false;
+  $("classes-box").hidden = !hasClasses();
   $("classes").replaceChildren(make("li", { class: "hint" }, "The model is looking …"));
   beside.clear();
   compare.clear();
-  for (const view of [refine, contrast, paint]) view.reset();
+  for (const view of [refine, contrast, paint, target]) view.reset();
 }
 
 /** Draws a frame around the part of the whole picture that the model sees, unless that is all of it. */

@@ -1,13 +1,13 @@
 // What the page shows, in one object that fits into a link.
 
-export const TABS = ["compare", "refine", "contrast", "paint", "runs"];
+export const TABS = ["compare", "refine", "contrast", "paint", "target", "runs"];
 export const MOST_METHODS = 8;
 
 export const state = {
   tab: "compare", model: "", other: "", picture: "", target: null, rivals: [], methods: [],
   mode: "overlay", opacity: 0.75, top: 20, cmap: "", signed: "auto",
   kind: "delete", by: 0, reference: "blur", share: 0.1,
-  step: 0, rule: "grad_cam", zoom: 1, x: 0.5, y: 0.5,
+  step: 0, rule: "grad_cam", question: "", asker: "", zoom: 1, x: 0.5, y: 0.5,
 };
 
 const isText = (value) => typeof value === "string" && value.length <= 4000;
@@ -20,7 +20,7 @@ const CHECKS = {
   tab: oneOf(...TABS), model: isText, other: isText, picture: isText, target: (value) => value === null || isIndex(value), rivals: listOf(isIndex, 8),
   methods: listOf(isText, MOST_METHODS), mode: oneOf("overlay", "map", "mask"), opacity: between(0, 1), top: between(1, 100),
   cmap: isText, signed: oneOf("auto", "yes", "no"), kind: oneOf("delete", "insert"), by: isIndex, reference: isText,
-  share: between(0, 1), step: between(0, 5), rule: isText, zoom: between(1, 32), x: between(0, 1), y: between(0, 1),
+  share: between(0, 1), step: between(0, 5), rule: isText, question: isText, asker: isText, zoom: between(1, 32), x: between(0, 1), y: between(0, 1),
 };
 
 /** Takes over what makes sense of a view from elsewhere; links may be old, cut short or made up. */
