@@ -97,7 +97,7 @@ def test_methods_for_images_refuse_in_one_line(name: str, volumes: Tensor) -> No
         text = str(load_method(inner.get(name, name)))
     except SpecError:
         text = f"{name}(grad_cam)"
-    with pytest.raises(CapabilityError, match="explains images .*, not volumes or clips") as caught:
+    with pytest.raises(CapabilityError, match=r"explains images .*, not volumes or clips") as caught:
         aha.explain(stated(), volumes, text, 1)
     one_line(caught)
     with pytest.raises((CapabilityError, SpecError)) as caught:  # what is shown is known when it is there
