@@ -57,4 +57,5 @@ def _outside(evidence: Evidence) -> Check:
     chance = fmean(1 - value for value in random.values()) if random else 0.0
     if not chance:
         return Check(**about, why="the boxes or masks cover all images")
-    return averaged({name: (1 - value) / chance for name, value in own.items()}, evidence.reasons(truth), **about)
+    outside = {name: (1 - value) / chance for name, value in own.items() if name in random}
+    return averaged(outside, evidence.reasons(truth), **about)
