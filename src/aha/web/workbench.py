@@ -10,12 +10,12 @@ from aha.data.batches import Batch
 from aha.errors import UnknownName
 from aha.methods import Method
 from aha.metrics import Sample
+from aha.web.cache import Cache
 from aha.web.costs import Costs
 from aha.web.jobs import Job, Jobs
 from aha.web.payloads import ContrastResult, MapResult, State
 from aha.web.pictures import Pictures
 from aha.web.served import Served
-from aha.web.store import Store
 from aha.web.watching import watched
 
 MOST_CLASSES = 8
@@ -27,7 +27,7 @@ _FORMAT = 2  # of results: those of another format are never found, and so made 
 class Workbench:
     """Models, pictures, jobs and results together."""
 
-    def __init__(self, served: Sequence[Served], pictures: Pictures, store: Store, jobs: Jobs) -> None:
+    def __init__(self, served: Sequence[Served], pictures: Pictures, store: Cache, jobs: Jobs) -> None:
         self.served = {one.name: one for one in served}
         self.pictures, self.store, self.jobs = pictures, store, jobs
         self.costs = Costs()
