@@ -20,7 +20,7 @@ from PIL import Image
 import aha
 from aha.bench import BenchRun, Plan, write_report
 from aha.bench.store import ROWS
-from aha.core.ledger import encode
+from aha.core.store import encode
 
 METHODS, METRICS = ("gradient", "grad_cam"), ("quick",)
 
@@ -64,10 +64,11 @@ def report_seconds(folder: Path) -> float:
                 for kind in ("deletion", "insertion")
                 for r in references[:3]
             ]
-            cell = {"key": f"{method}-{image}", "model": "m", "digest": "d", "method": f"method_{method}"}
+            cell = {"key": f"{method}x{image}-state", "model": "m", "digest": "d", "method": f"method_{method}"}
             cell |= {"protocol": "quick", "asked": "top1", "image": f"{image}.jpg", "label": image % 100}
             cell |= {"found": [{"target": image % 100, "score": 0.5, "rows": rows, "curves": curves}]}
-            lines.append(encode({**cell, "failures": [], "seconds": 0.1, "forward": 1.0, "backward": 0.0}))
+            cell |= {"failures": [], "content": "c", "state": "s", "truth": {}}
+            lines.append(encode({**cell, "seconds": 0.1, "forward": 1.0, "backward": 0.0}))
     (folder / ROWS / "0000.jsonl").write_bytes(b"".join(lines))
     started = time.process_time()
     write_report(folder)

@@ -28,10 +28,10 @@ from playwright.sync_api import sync_playwright
 import aha
 from aha.demo import MODEL, photographs
 from aha.web.app import create_app
+from aha.web.cache import Cache
 from aha.web.jobs import Jobs
 from aha.web.pictures import Pictures
 from aha.web.served import Served
-from aha.web.store import Store
 from aha.web.workbench import Workbench
 
 # Milliseconds from the drop to the frame in which the first map is on its canvas.
@@ -105,7 +105,7 @@ def main() -> None:
     model = aha.load_model(MODEL)
     picture = Image.open(photographs()[0]).convert("RGB")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        store = Store(Path(folder))
+        store = Cache(Path(folder))
         bench = Workbench([Served(MODEL, model)], Pictures(store), store, Jobs())
         browser = driver.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]

@@ -30,7 +30,7 @@ from aha.learned.training import train
 from aha.methods import load_method
 from aha.models import TargetModel, load_model
 from aha.results.saved_maps import find_maps
-from aha.web.store import Gone, Store
+from aha.web.cache import Cache, Gone
 from fakes import SIZE, TinyCNN, randomised
 from mutations import damage
 
@@ -125,7 +125,7 @@ def trained(model: TargetModel, photos: Path, out: Path) -> Any:
 
 
 def kept(out: Path) -> Any:
-    store = Store(out)
+    store = Cache(out)
     record = store.find("results", KEY)
     if record is None:  # counts as never made, and is made again
         store.put("results", KEY, {"kind": "map", "score": 0.25}, {"npz": _packed()})
@@ -159,7 +159,7 @@ def states(model: TargetModel, photos: Path, tmp_path_factory: pytest.TempPathFa
         ),
         "recommend": State(
             place / "recommend",
-            ("race.json", "spent.txt", "plans.jsonl", "rows/*.jsonl"),
+            ("race.json", "spent.json", "plans.jsonl", "rows/*.jsonl"),
             lambda out: raced(model, photos, out),
         ),
         "shards": State(place / "shards", ("shards.json", "*.parquet"), lambda out: sharded(model, photos, out)),

@@ -23,7 +23,7 @@ from safetensors.torch import save
 
 from aha.bench.plan import make_plans, read_plans
 from aha.bench.records import Cell
-from aha.bench.store import ROWS, Store, read_cells, work_of
+from aha.bench.store import ROWS, RunStore, read_cells, work_of
 from aha.core.disk import result_key
 from aha.core.validation import from_json, read_json
 from aha.data.datasets import find_data
@@ -340,7 +340,7 @@ def test_truths_and_clocks(events: list[Any]) -> None:
         (Path(place) / ROWS).mkdir()
         for what, changed, value, methods, images, clock in events:
             state[changed][what] = value
-            with Store(Path(place)) as store:
+            with RunStore(Path(place)) as store:
                 cells = [cell_of(method, image, state[image], clock) for method in methods for image in images]
                 store.add(cells)
             for method in methods:

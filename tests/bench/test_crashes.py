@@ -24,8 +24,8 @@ from worlds import cells_of, count_lines, tiny_model
 from aha.bench import scoring
 from aha.bench.plan import Plan
 from aha.bench.runner import BenchRun
-from aha.bench.store import Store, read_cells, read_map
-from aha.core import ledger
+from aha.bench.store import RunStore, read_cells, read_map
+from aha.core import store
 from aha.errors import DamageWarning, OutputError
 
 HERE = Path(__file__).parent
@@ -48,10 +48,10 @@ def test_a_run_killed_twenty_times_has_the_rows_of_one_that_was_not(
     plan = replace(plan, targets=("top1", "label"), maps="float16")
     expected = finished(plan, tmp_path / "whole")
     out, chance, kills = tmp_path / "killed", random.Random(0), 0
-    write, judged = ledger.Appender.append, scoring.score_case
+    write, judged = store.Appender.append, scoring.score_case
     budget = 0
 
-    def torn(self: ledger.Appender, content: bytes) -> int:
+    def torn(self: store.Appender, content: bytes) -> int:
         nonlocal budget
         budget -= 1
         if budget < 0:
@@ -66,7 +66,7 @@ def test_a_run_killed_twenty_times_has_the_rows_of_one_that_was_not(
             raise Killed
         judged(*args)
 
-    monkeypatch.setattr(ledger.Appender, "append", torn)
+    monkeypatch.setattr(store.Appender, "append", torn)
     monkeypatch.setattr(scoring, "score_case", interrupted)
     model = tiny_model()
     for _ in range(500):
@@ -253,7 +253,7 @@ def test_a_full_disk_leaves_whole_lines(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_two_writers_are_refused(plan: Plan, tmp_path: Path) -> None:
-    with Store(tmp_path / "run"), pytest.raises(OutputError, match="another process"):
+    with RunStore(tmp_path / "run"), pytest.raises(OutputError, match="another process"):
         BenchRun(plan, tmp_path / "run", model=tiny_model()).run()
     finished(plan, tmp_path / "run")
 

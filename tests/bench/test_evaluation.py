@@ -57,11 +57,11 @@ def test_folder(photos: Path, tmp_path: Path) -> None:
 def test_resume_judges_only_what_is_new(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(photos / "a.png", *MODEL, *FAST, "--method", "gradient", "--out", out)
-    ledger = out / "rows" / "0000.jsonl"
-    first = ledger.read_bytes()
+    lines = out / "rows" / "0000.jsonl"
+    first = lines.read_bytes()
     (out / "scores.csv").write_text("cut at a li")  # a table is made of the rows, never read for them
     run(photos, *MODEL, *FAST, "--method", "gradient", "--out", out)
-    assert ledger.read_bytes().startswith(first) and ledger.read_bytes().count(b"\n") == 3
+    assert lines.read_bytes().startswith(first) and lines.read_bytes().count(b"\n") == 3
     assert len(rows(out)) == 3
     run(photos, *MODEL, "--metrics", "sparseness", "--method", "gradient", "--out", out)
     assert {row["metric"] for row in rows(out)} > {"ins_del", "zero_share"}

@@ -17,7 +17,7 @@ from PIL import Image
 from worlds import tiny_model
 
 from aha.bench import Plan, run, write_report
-from aha.bench.store import Store, read_cells
+from aha.bench.store import RunStore, read_cells
 from aha.results.figures import as_bytes, plot_trade_off
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -85,7 +85,7 @@ def test_a_page_with_many_images_and_methods_stays_small(plan: Plan, tmp_path: P
     run(replace(plan, limit=1, methods=("gradient",), metrics=plan.metrics[:1]), folder, model=tiny_model())
     (like,) = read_cells(folder)
     random = np.random.default_rng(0)
-    with Store(folder, rank=1) as store:
+    with RunStore(folder, rank=1) as store:
         noise = Image.fromarray(random.integers(0, 255, (384, 384, 3), dtype=np.uint8))
         picture = store.keep_picture(noise)
         where = store.keep_map(random.random((384, 384), dtype=np.float32), "float16")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +10,11 @@ import torch
 from worlds import cells_of, count_lines, make_data, tiny_model
 
 import aha
-from aha.bench import merge_runs, read_run
+from aha.bench import read_run
 from aha.bench.estimate import estimate
 from aha.bench.plan import Plan
 from aha.bench.runner import ENGINES, BenchRun
-from aha.core.ledger import sound_lines
+from aha.core.store import sound_lines
 from aha.data.labelled import find_labelled, read_mask
 from aha.errors import DamageWarning
 from aha.files import FileRun, find_pictures
@@ -204,28 +203,6 @@ def test_a_mosaic_with_a_picture_that_cannot_be_read_is_a_cell_with_a_reason(pla
     assert read_run(tmp_path / "run").group("grid").missing == 0
     run(plan, tmp_path / "run")
     assert count_lines(tmp_path / "run") == 2
-
-
-def test_a_run_of_an_earlier_version_is_read_and_continued(plan: Plan, tmp_path: Path) -> None:
-    """Lines without checksums, and keys that do not say what they are about: nothing is lost or counted twice."""
-    out = tmp_path / "run"
-    run(plan, out)
-    before = values(out)
-    for path in (out / "rows" / "0000.jsonl", out / "plans.jsonl"):
-        lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-        old = [{n: v for n, v in line.items() if n not in ("sum", "turn")} for line in lines]
-        for number, line in enumerate(old):
-            if path.name == "plans.jsonl":
-                del line["key"], line["settings"]
-            else:
-                line["key"] = f"{number:032x}"
-        path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in old))
-    assert values(out) == before and len(read_run(out).plans) == 1
-    assert BenchRun(plan, out, model=tiny_model()).pending == 24  # who knows what they depended on
-    run(plan, out)
-    assert values(out) == pytest.approx(before) and len(read_run(out).group("top1").scores.rows) == len(before)
-    assert merge_runs([out], tmp_path / "merged") == 24
-    assert values(tmp_path / "merged") == values(out)
 
 
 def test_changed_truth_is_measured_again_and_other_cells_are_not(plan: Plan, data: Path, tmp_path: Path) -> None:

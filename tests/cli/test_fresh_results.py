@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aha.core.ledger import Ledger
+from aha.core.store import Store
 from aha.errors import AhaWarning
 from aha.learned.explainer import Explainer
 from aha.learned.library import remember
@@ -114,24 +114,12 @@ def test_a_damaged_map_is_made_again(damage: str, tmp_path: Path) -> None:
     assert json.loads(run(*args).stdout)["skipped"] == 1
 
 
-def test_a_folder_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
-    """It had a manifest alone: what it lists stays listed, and is made again where it is asked for."""
-    folder, out = pictures(tmp_path / "in", 3), tmp_path / "out"
-    args = ("explain", folder, *SMALL, "--method", "gradient", "--out", out, "--json")
-    run(*args)
-    (out / "journal.jsonl").unlink()
-    told = json.loads(run("explain", folder / "00.png", *args[2:]).stdout)
-    assert (told["done"], told["skipped"]) == (1, 0) and len(items(out)) == 3
-    told = json.loads(run(*args).stdout)
-    assert (told["done"], told["skipped"]) == (2, 1) and len(items(out)) == 3
-
-
 def test_a_folder_that_another_process_writes_to_is_refused(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "in", 2)
-    for command, ledger in (("explain", "journal.jsonl"), ("evaluate", "rows/0000.jsonl")):
+    for command, name in (("explain", "journal.jsonl"), ("evaluate", "rows/0000.jsonl")):
         out = tmp_path / command
         args = (command, folder, *SMALL, "--method", "gradient", *(FAST if command == "evaluate" else ()))
-        with Ledger(out / ledger, out):
+        with Store(out / name, out):
             assert_refused(run(*args, "--out", out), "another process is writing to")
         assert run(*args, "--out", out).exit_code == 0
 
@@ -168,6 +156,3 @@ def test_other_settings_of_numbers_are_refused(tmp_path: Path) -> None:
     assert run(*args).exit_code == 0
     assert_refused(run(*args, "--seed", "1"), "holds results with seed=0, not 1")
     assert_refused(run(*args, "--score", "logit"), "score=")
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "evaluation.json").write_text("{}")
-    assert_refused(run(*args[:-1], tmp_path / "old"), "scores of an earlier version")

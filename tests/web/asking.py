@@ -13,11 +13,11 @@ from starlette.testclient import TestClient
 
 from aha.models import TargetModel
 from aha.web.app import create_app
+from aha.web.cache import Cache
 from aha.web.jobs import Jobs
 from aha.web.pictures import Pictures, find_examples
 from aha.web.runs import Run
 from aha.web.served import Served
-from aha.web.store import Store
 from aha.web.workbench import Workbench
 
 MODEL = "timm:test_resnet"
@@ -35,7 +35,7 @@ def png(seed: int = 0, size: tuple[int, int] = (48, 40)) -> bytes:
 
 
 def make_bench(model: TargetModel, cache: Path, gallery: Path, **limits: Any) -> Workbench:
-    store = Store(cache)
+    store = Cache(cache)
     pictures = Pictures(store, find_examples([gallery]), [gallery])
     options = {"pretrained": False, "input_size": 64}
     return Workbench([Served(MODEL, model, options)], pictures, store, Jobs(**limits))

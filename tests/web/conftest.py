@@ -15,16 +15,18 @@ from asking import MODEL, asked, make_bench, make_client, png, upload
 from browsing import BROWSER, new_page
 from starlette.testclient import TestClient
 
+from aha.bench.store import RunStore, work_of
+from aha.core.disk import result_key
 from aha.learned.explainer import Explainer
 from aha.learned.settings import Design
 from aha.methods.aha import AHA
 from aha.models import TargetModel, load_model
 from aha.web.app import create_app
+from aha.web.cache import Cache
 from aha.web.jobs import Jobs
 from aha.web.pictures import Pictures, find_examples
 from aha.web.runs import read_runs
 from aha.web.served import Served
-from aha.web.store import Store
 from aha.web.workbench import Workbench
 
 
@@ -41,16 +43,23 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def cell(image: str, target: int, value: float) -> dict[str, Any]:
+    """A line of a run."""
+    found = {"target": target, "score": 0.5, "rows": [("ins_del", "average", value)], "curves": []}
+    key = f"{work_of(MODEL, 'digest', 'grad_cam', 'quick', 'top1', image)}-state"
+    facts = {"key": key, "model": MODEL, "digest": "digest", "method": "grad_cam", "protocol": "quick", "asked": "top1"}
+    about = {"image": image, "label": None, "found": [found], "failures": [], "version": "0"}
+    return {**facts, **about, "made": 0.0, "content": result_key(image), "state": "state", "truth": {}}
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory, gallery: Path) -> Path:
     """The folder of an evaluation with one image that stands out."""
     folder = tmp_path_factory.mktemp("run")
-    lines = ["image,method,metric,protocol,target,reference,value"]
-    lines += [f"{gallery}/other_{i}.png,grad_cam,ins_del,quick,3,average,{0.3 + i / 100}" for i in range(10)]
-    lines += [f"{gallery}/example_100.png,grad_cam,ins_del,quick,7,average,-0.9"]
-    lines += ["/etc/hostname,grad_cam,ins_del,quick,3,average,0.35"]
-    (folder / "scores.csv").write_text("\n".join(lines) + "\n")
-    (folder / "evaluation.json").write_text(f'{{"model": "{MODEL}"}}')
+    values = {f"{gallery}/other_{i}.png": (3, 0.3 + i / 100) for i in range(10)}
+    values |= {f"{gallery}/example_100.png": (7, -0.9), "/etc/hostname": (3, 0.35)}
+    with RunStore(folder) as store:
+        store.add(cell(image, target, value) for image, (target, value) in values.items())
     (folder / "report.html").write_text("<h1>report</h1><script>alert(1)</script>")
     return folder
 
@@ -92,7 +101,7 @@ def shown_bench(loaded: TargetModel, gallery: Path, tmp_path_factory: pytest.Tem
     Explainer.for_target(model, Design(stride=16, width=16)).save_pretrained(folder)
     other = load_model("timm:test_vit", pretrained=False, input_size=64, batch_size=8)
     served = [Served(MODEL, model, explainers=[AHA(explainer=str(folder))]), Served("timm:test_vit", other)]
-    store = Store(tmp_path_factory.mktemp("shown"))
+    store = Cache(tmp_path_factory.mktemp("shown"))
     made = Workbench(served, Pictures(store, find_examples([gallery]), [gallery]), store, Jobs())
     yield made
     made.jobs.close()

@@ -20,9 +20,9 @@ from asking import png
 from aha.errors import ImageError
 from aha.web import connections, requests
 from aha.web.app import create_app
+from aha.web.cache import Cache
 from aha.web.pictures import Pictures, find_examples
 from aha.web.serving import server_config
-from aha.web.store import Store
 from aha.web.workbench import Workbench
 
 PATIENCE = 60.0
@@ -175,7 +175,7 @@ def test_a_picture_that_becomes_a_link_is_not_followed(tmp_path: Path) -> None:
     inside.mkdir()
     (inside / "own.png").write_bytes(png(1))
     (tmp_path / "secret.png").write_bytes(png(2))
-    pictures = Pictures(Store(tmp_path / "cache"), find_examples([inside]), [inside])
+    pictures = Pictures(Cache(tmp_path / "cache"), find_examples([inside]), [inside])
     (inside / "own.png").unlink()
     (inside / "own.png").symlink_to(tmp_path / "secret.png")
     for read in (pictures.open_example, pictures.example_thumbnail):

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 import aha
 from aha.models import TargetModel, load_model
 from aha.web.app import create_app
+from aha.web.cache import Cache
 from aha.web.jobs import Jobs
 from aha.web.pictures import Pictures, find_examples
 from aha.web.served import Served
-from aha.web.store import Store
 from aha.web.workbench import Workbench
 
 SIDE = 64
@@ -73,7 +73,7 @@ def models() -> dict[str, TargetModel]:
 
 @pytest.fixture(scope="module")
 def target_bench(models: dict[str, TargetModel], gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    store = Store(tmp_path_factory.mktemp("targets"))
+    store = Cache(tmp_path_factory.mktemp("targets"))
     served = [Served(name, model) for name, model in models.items()]
     made = Workbench(served, Pictures(store, find_examples([gallery]), [gallery]), store, Jobs())
     yield made

@@ -26,12 +26,12 @@ from aha.errors import AhaError
 from aha.learned.explainer import Explainer
 from aha.methods import load_method
 from aha.models import TargetModel, load_model
+from aha.web.cache import Cache, Gone
 from aha.web.jobs import Busy, Job, Jobs
 from aha.web.pictures import Pictures
 from aha.web.questions import curves, maps, refinement
 from aha.web.records import SEED
 from aha.web.served import Served
-from aha.web.store import Gone, Store
 from aha.web.workbench import Workbench
 
 SLOW = "rise(n=5000)"
@@ -273,7 +273,7 @@ def test_results_belong_to_a_model_whatever_it_is_called(loaded: TargetModel, tm
         other.module.get_classifier().weight.mul_(2)
 
     def session(*models: TargetModel) -> Workbench:
-        store, names = Store(tmp_path), (MODEL, f"{MODEL} #2")
+        store, names = Cache(tmp_path), (MODEL, f"{MODEL} #2")
         offered = [Served(name, model, {"place": name}) for name, model in zip(names, models, strict=False)]
         return Workbench(offered, Pictures(store), store, Jobs())
 
@@ -434,7 +434,7 @@ def test_many_visitors_at_once(client: TestClient, picture: str, monkeypatch: py
 
 
 def test_the_store_makes_room_for_what_is_new(tmp_path: Path) -> None:
-    store = Store(tmp_path, max_bytes=40_000)
+    store = Cache(tmp_path, max_bytes=40_000)
     for number in range(64):
         store.put("results", f"{number:032x}", {"n": number}, {"npz": b"\0" * 1000})
         time.sleep(0.002)
@@ -444,14 +444,14 @@ def test_the_store_makes_room_for_what_is_new(tmp_path: Path) -> None:
 
 
 def test_numbers_that_json_does_not_know_are_not_kept(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = Cache(tmp_path)
     with pytest.raises(AhaError, match="not a finite number"):
         store.put("results", "0" * 32, {"score": float("nan")})
     assert store.find("results", "0" * 32) is None
 
 
 def test_making_room_lists_each_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, listed, listing = Store(tmp_path, max_bytes=1), [], os.scandir
+    store, listed, listing = Cache(tmp_path, max_bytes=1), [], os.scandir
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "notes.txt").write_text("belongs to no record")
     for number in range(31):
@@ -479,7 +479,7 @@ def test_a_damaged_result_is_dropped(tmp_path: Path, client: TestClient, bench: 
 
 
 def test_only_keys_reach_files(tmp_path: Path) -> None:
-    store = Store(tmp_path / "cache")
+    store = Cache(tmp_path / "cache")
     (tmp_path / "secret.json").write_text("{}")
     for key in ("../secret", "..", "", "a" * 33, "A" * 32, "0" * 31 + "\n"):
         with pytest.raises(Gone):

@@ -20,7 +20,7 @@ from aha.bench.records import MapPlace
 from aha.bench.runner import BenchRun
 from aha.bench.runs import Group, Run, read_run
 from aha.bench.store import ROWS, read_map
-from aha.core.ledger import read_record, write_record
+from aha.core.store import read_record, write_record
 from aha.errors import OutputError, SpecError
 from aha.learned.explainer import CONFIG, WEIGHTS
 from aha.methods import check_fit, load_method

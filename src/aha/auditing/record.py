@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aha.bench.store import ROWS
-from aha.core.ledger import read_record, write_record
+from aha.core.store import read_record, write_record
 from aha.core.strict import from_json
 from aha.errors import OutputError, SpecError
 

@@ -1,13 +1,12 @@
 """A budget of model passes or of time that cannot be overrun, and a record of what was spent that outlives the process.
 
 run/
-  spent.txt     passes and seconds so far, and their checksum; written before each pass, so that a killed process has
+  spent.json    passes and seconds so far, and their checksum; written before each pass, so that a killed process has
                 paid for what it did
 """
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -15,15 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from aha.core.disk import writing
 from aha.core.interrupts import ended_by
-from aha.core.ledger import checksum
+from aha.core.store import read_record, write_record
 from aha.errors import OutputError, SpecError
 
-SPENT = "spent.txt"
-_ENTRY = re.compile(
-    rb"((?= *\d)([ \d]{15}) ([ \d]{11}\.\d{3}))(?: ([0-9a-f]{16}))?\n"
-)  # earlier versions had no checksum
+SPENT = "spent.json"
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -69,32 +64,23 @@ class Account:
     """What a folder's work has cost so far, over all processes that did it."""
 
     def __init__(self, folder: Path) -> None:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(folder / SPENT, os.O_RDWR | os.O_CREAT, 0o644)
-        content = os.read(self._file, 100)
+        self._file = folder / SPENT
         self.passes, self.seconds = 0, 0.0
-        if content:
-            found = _ENTRY.fullmatch(content)
-            if found is None or found[4] not in (None, checksum(found[1]).encode()):
-                os.close(self._file)
-                raise OutputError(f"{folder / SPENT} is damaged: the spent budget is unknown; choose another folder")
-            self.passes, self.seconds = int(found[2]), float(found[3])
+        if self._file.is_file():
+            found = read_record(self._file)
+            if found is None:
+                raise OutputError(f"{self._file} is damaged: the spent budget is unknown; choose another folder")
+            self.passes, self.seconds = found["passes"], found["seconds"]
 
     def note(self, passes: int, seconds: float) -> None:
         """Takes over new totals."""
         self.passes, self.seconds = passes, seconds
-        entry = f"{passes:>15d} {seconds:>15.3f}".encode()
-        os.pwrite(self._file, entry + f" {checksum(entry)}\n".encode(), 0)
+        write_record(self._file, {"passes": passes, "seconds": seconds})
 
     def left(self, budget: Budget) -> tuple[float, float]:
         """Passes and seconds that a budget leaves; infinite where it says nothing."""
         passes = float("inf") if budget.passes is None else budget.passes - self.passes
         return passes, float("inf") if budget.seconds is None else budget.seconds - self.seconds
-
-    def close(self) -> None:
-        """Gives the file back."""
-        os.close(self._file)
 
 
 @contextmanager

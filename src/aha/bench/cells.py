@@ -15,7 +15,7 @@ from aha.bench.records import Cell
 from aha.bench.saved import SavedMaps
 from aha.bench.store import work_of
 from aha.core.disk import result_key
-from aha.core.ledger import is_done
+from aha.core.store import is_done
 from aha.data.datasets import BenchImage, content_digest
 from aha.methods import Method
 from aha.metrics.protocols import Protocol

@@ -14,7 +14,7 @@ from PIL import Image
 from aha.bench.plan import FEW
 from aha.bench.records import Cell
 from aha.bench.runner import BenchRun, Step
-from aha.core.ledger import encode
+from aha.core.store import encode
 from aha.errors import AhaError
 
 

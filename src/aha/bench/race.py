@@ -33,7 +33,7 @@ from aha.bench.ranking import FAITHFULNESS, faithfulness, median, own_group, ran
 from aha.bench.runner import BenchRun, Step
 from aha.bench.runs import Group
 from aha.bench.significance import LEVEL, paired_p
-from aha.bench.store import Store
+from aha.bench.store import RunStore
 from aha.bench.tables import differences
 from aha.core.disk import result_key
 from aha.core.progress_line import duration
@@ -124,7 +124,7 @@ class Racing:
     def run(self) -> Race:
         """Races; what is done already is not done again."""
         if self.race.finished is not None:
-            with Store(self.out) as store:
+            with RunStore(self.out) as store:
                 self._restore(store)
             return self.race
         self.check_budget()
@@ -132,29 +132,26 @@ class Racing:
         self._spent = (self.account.passes, self.account.seconds)
         if self._tried:
             self.account.note(self.account.passes + self._tried, self.account.seconds)
-        try:
-            with Store(self.out) as store:
-                self.bench.cells.done = self._check_cells.done = store.done
-                self._check_rest()
-                self.race.budget = asdict(self.budget)
-                try:
-                    with suppress(BudgetSpent):  # what was finished counts
-                        self._go(store)
-                finally:
-                    self._note_cells()
-                    self.race.write(self.out)
-        finally:
-            self.account.close()
+        with RunStore(self.out) as store:
+            self.bench.cells.done = self._check_cells.done = store.latest
+            self._check_rest()
+            self.race.budget = asdict(self.budget)
+            try:
+                with suppress(BudgetSpent):  # what was finished counts
+                    self._go(store)
+            finally:
+                self._note_cells()
+                self.race.write(self.out)
         self.race.finished = asdict(self.budget)
         self.race.write(self.out)
         return self.race
 
-    def _restore(self, store: Store) -> None:
+    def _restore(self, store: RunStore) -> None:
         """Computes rows again that a finished race has lost; they were paid for once, and cost the budget nothing."""
-        lost = set(self.race.cells).difference(store.done.values())
+        lost = set(self.race.cells).difference(store.latest.values())
         if not lost:
             return
-        self.bench.cells.done = store.done
+        self.bench.cells.done = store.latest
         images = max(count for _, count in self.race.rounds)
         for method in self.texts:
             for metrics in (self.plan.metrics, CHECKS):
@@ -278,7 +275,7 @@ class Racing:
             if key in found
         )
 
-    def _go(self, store: Store) -> None:
+    def _go(self, store: RunStore) -> None:
         race, total = self.race, len(self.bench.images)
         for methods, images in list(race.rounds):
             self._round(store, methods, images)
@@ -332,7 +329,7 @@ class Racing:
             kept.append(method)
         return kept
 
-    def _round(self, store: Store, methods: Sequence[str], images: int) -> bool:
+    def _round(self, store: RunStore, methods: Sequence[str], images: int) -> bool:
         """Scores the methods on so many images; false if the budget did not last."""
         going = [method for method in methods if method not in self.race.out]
         is_first, has_lasted = images == self.race.rounds[0][1], True
@@ -356,7 +353,9 @@ class Racing:
             store.record_plan(self._bench(done, images).record())
         return has_lasted
 
-    def _score(self, store: Store, run: BenchRun, what: str, sharers: int, kept_back: float, expected: int = 0) -> bool:
+    def _score(
+        self, store: RunStore, run: BenchRun, what: str, sharers: int, kept_back: float, expected: int = 0
+    ) -> bool:
         """What is missing of one method's run, for its share of what is left; false if that did not last.
 
         Where passes were expected of it, it gets as many as these and some more, even if its share is less.
@@ -403,7 +402,7 @@ class Racing:
 
     # Checks
 
-    def _checks(self, store: Store) -> None:
+    def _checks(self, store: RunStore) -> None:
         """Sanity of as many methods, from the best on, as the rest of the budget pays for."""
         ranked = [method for method in self.ranked() if method not in self.race.out]
         images = min(CHECKED_IMAGES, self.race.rounds[-1][1]) if self.race.rounds else 0

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aha.core.ledger import read_record, write_record
+from aha.core.store import read_record, write_record
 from aha.errors import DamageWarning
 
 RACE = "race.json"

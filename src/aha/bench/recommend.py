@@ -168,18 +168,13 @@ def outlook(racing: Racing) -> Outlook:
     if racing.race.finished is None:
         racing.check_budget()
     known = Race.read(racing.out)
-    spent = 0
-    if known is not None:
-        account = Account(racing.out)
-        spent = account.passes
-        account.close()
     return Outlook(
         len(racing.texts),
         len(racing.bench.images),
         racing.first_passes,
         racing.pace,
         racing.budget,
-        spent,
+        Account(racing.out).passes,
         known is not None and racing.race.finished is not None,
     )
 

@@ -11,9 +11,9 @@ Curve = tuple[str, str, list[float], list[float]]
 Failed = tuple[str, str]
 """Metric, "" for all of them, and the reason."""
 MapPlace = tuple[str, int, int, int, str, float, str]
-"""File, offset, height, width, type, scale and checksum; earlier versions wrote no checksum."""
+"""File, offset, height, width, type, scale and checksum."""
 PicturePlace = tuple[str, int, int, str]
-"""File, offset, bytes and checksum; earlier versions wrote no checksum."""
+"""File, offset, bytes and checksum."""
 
 
 class Found(TypedDict):
@@ -40,10 +40,10 @@ class Cell(TypedDict):
     found: list[Found]
     failures: list[Failed]
     version: str
-    made: NotRequired[float]  # seconds since 1970, for people; earlier versions did not write it, nor the next four
-    content: NotRequired[str]  # digest of the picture
-    state: NotRequired[str]  # digest of what the cells of all images depend on: method, metrics, version, ...
-    truth: NotRequired[dict[str, str]]  # digests of the boxes and mask, where a metric looks at them
+    made: float  # seconds since 1970, for people
+    content: str  # digest of the picture
+    state: str  # digest of what the cells of all images depend on: method, metrics, version, ...
+    truth: dict[str, str]  # digests of the boxes and mask, where a metric looks at them
     saved: NotRequired[str]  # digest of the image's own maps, where they were made elsewhere
     seconds: NotRequired[float | None]
     forward: NotRequired[float | None]
@@ -62,22 +62,22 @@ class RunSettings(TypedDict):
 
 
 class PlanEntry(TypedDict):
-    """A plan as it was carried out; what earlier versions did not note may be missing."""
+    """A plan as it was carried out."""
 
     key: NotRequired[str]
     plan: dict[str, Any]
-    folder: NotRequired[str]
+    folder: str
     model: str
     digest: str
-    classes: NotRequired[list[str]]
-    score: NotRequired[str]
-    settings: NotRequired[RunSettings]
+    classes: list[str]
+    score: str
+    settings: RunSettings
     methods: list[str]
-    covered: NotRequired[dict[str, int]]
+    covered: dict[str, int]
     protocols: dict[str, list[str]]
     asked: list[str]
     images: int
     left_out: dict[str, str]
-    kept: NotRequired[list[str] | None]
-    device: NotRequired[str]
-    versions: NotRequired[dict[str, str]]
+    kept: list[str] | None
+    device: str
+    versions: dict[str, str]

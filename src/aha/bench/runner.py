@@ -20,19 +20,17 @@ from aha.bench.plan import Plan, Work, check_plan, fitted
 from aha.bench.records import Cell, PlanEntry, RunSettings
 from aha.bench.saved import SavedMaps, find_saved
 from aha.bench.scoring import Scoring, Sink
-from aha.bench.store import ROWS, Store, current_keys, other_setting, read_plans_of
+from aha.bench.store import RunStore, current_keys, other_setting, read_plans_of
 from aha.bench.subjects import Subjects
 from aha.core.disk import check_writable, result_key, versions
 from aha.core.launch import launched_device, launched_share, parts_of
-from aha.core.ledger import Ledger
+from aha.core.store import Store
 from aha.data.datasets import BenchImage
 from aha.errors import AhaWarning, MetricError, OutputError, SpecError, TargetError, warn
 from aha.models import TargetModel, load_model
 
 ENGINES = "engines.jsonl"
-"""What ran the passes of each part of a run, where that was not the model itself: a ledger."""
-OLD_RECORD = "evaluation.json"
-"""What earlier versions of `aha evaluate` wrote instead of plans and rows."""
+"""What ran the passes of each part of a run, where that was not the model itself."""
 _ALL = ("float16", "float32")  # how plans ask for all maps
 _SYNC_SECONDS = 2.0
 _LOCK_SECONDS = 60.0  # processes that end together wait for each other
@@ -71,8 +69,6 @@ class BenchRun:
         self._share = launched_share() if share is None else share
         work = check_plan(plan)
         check_writable(self.out)
-        if (self.out / OLD_RECORD).is_file() and not (self.out / ROWS).is_dir():
-            raise OutputError(f"{self.out} holds scores of an earlier version, which can be read but not resumed")
         self.model = load_planned(plan, device) if model is None else model
         self.work: Work = fitted(work, self.model, optional=plan.optional)
         earlier = read_plans_of(self.out)
@@ -130,8 +126,8 @@ class BenchRun:
 
     def run(self, on_step: Callable[[Step], None] = lambda step: None) -> None:
         """Does what is missing; whatever ends it, what was done is in the folder."""
-        with Store(self.out, self._share[0]) as store:
-            self.cells.done = store.done
+        with RunStore(self.out, self._share[0]) as store:
+            self.cells.done = store.latest
             if self._share[0] == 0:
                 store.record_plan(self.record())
             try:
@@ -193,7 +189,7 @@ class BenchRun:
         if facts := self.model.engine_facts:
             about = {"model": self.model.spec, "digest": self.model.digest, "process": self._share[0]}
             key = f"{result_key(*about.values())[:16]}-{result_key(*facts.values())}"
-            with Ledger(self.out / ENGINES, self.out, wait=_LOCK_SECONDS) as engines:
+            with Store(self.out / ENGINES, self.out, wait=_LOCK_SECONDS) as engines:
                 engines.add([{"key": key, **about, **facts}])
 
     def settings(self) -> RunSettings:

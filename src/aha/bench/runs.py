@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from aha.bench.records import Cell, MapPlace, PicturePlace, PlanEntry
 from aha.bench.store import ROWS, merge_cells, other_circumstance, other_setting, read_cells, read_plans_of
@@ -118,7 +118,7 @@ def read_run(folder: str | Path, only: Collection[str] | None = None) -> Run:
         wanted = [plan for plan in plans if group.is_of(plan) and group.target_kind in plan["asked"]]
         group.missing = max(0, _expected(wanted) - present[name])
         group.scores.protocols = tuple(_protocols(dict.fromkeys(row.protocol for row in group.scores.rows)))
-    classes = {plan["model"]: plan.get("classes", ()) for plan in plans}
+    classes = {plan["model"]: plan["classes"] for plan in plans}
     ordered = sorted(groups.values(), key=lambda group: _place(group, plans))
     return Run(folder, ordered, plans, classes)
 
@@ -141,7 +141,7 @@ def _expected(plans: Sequence[PlanEntry]) -> int:
     for plan in plans:
         for method in plan["methods"]:
             for protocol in plan["protocols"]:
-                images = plan.get("covered", {}).get(method, plan["images"])
+                images = plan["covered"].get(method, plan["images"])
                 most[method, protocol] = max(most[method, protocol], images)
     return sum(most.values())
 
@@ -166,9 +166,8 @@ def _add(group: Group, cell: Cell) -> None:
         group.facts[image, target] = ImageFacts(cell["label"], found["score"])
         if "map" in found:
             group.maps[image].setdefault(method, (found["map"], target))
-    if "content" in cell:
-        group.contents[image] = cell["content"]
-    group.truths[image] |= cell.get("truth", {}) | ({} if cell["label"] is None else {"label": str(cell["label"])})
+    group.contents[image] = cell["content"]
+    group.truths[image] |= cell["truth"] | ({} if cell["label"] is None else {"label": str(cell["label"])})
     if picture := cell.get("picture"):
         group.pictures.setdefault(image, picture)
     scores.failures += [Failure(image, method, metric, reason) for metric, reason in cell["failures"]]
@@ -211,7 +210,7 @@ def merge_runs(folders: Sequence[str | Path], out: str | Path) -> int:
 def _check_same_settings(folder: Path, plans: Iterable[PlanEntry], earlier: Sequence[PlanEntry]) -> None:
     """Refuses what a run would refuse to continue: a mean over numbers of two settings would mean nothing."""
     for entry in plans:
-        if other := other_setting(earlier, entry["digest"], entry.get("settings", {})):
+        if other := other_setting(earlier, entry["digest"], cast("Mapping[str, object]", entry["settings"])):
             raise OutputError(
                 f"{folder} holds results of {entry['model']} with {other.name}={other.value}, "
                 f"another of these runs with {other.former}; merge runs of the same settings"

@@ -1,8 +1,8 @@
-"""A run on disk: ledgers of finished cells (see `aha.core.ledger`), and the maps that were kept.
+"""A run on disk: finished cells, one line each (see `aha.core.store`), and the maps that were kept.
 
     run/
       plans.jsonl            what was asked for, each time it was: plan, digest, versions, images, methods left out
-      rows/0000.jsonl        cells of the first process; each process appends to its own ledger
+      rows/0000.jsonl        cells of the first process; each process appends to a file of its own
       maps/0000-000.bin      kept maps and pictures, where plans ask for them; the cells say where in it
 
 A cell is one image, method, protocol and kind of target. Its line is written when everything before it is in place.
@@ -14,7 +14,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,83 +22,48 @@ from PIL import Image
 
 from aha.bench.records import Cell, MapPlace, PicturePlace, PlanEntry
 from aha.core.disk import result_key
-from aha.core.ledger import Appender, Ledger, Line, checksum, latest_keys, sound_lines
 from aha.core.pictures import read_image
+from aha.core.store import Line, Packs, Store, Stretch, latest_keys, sound_lines
 from aha.errors import OutputError
 
 PLANS, ROWS, MAPS = "plans.jsonl", "rows", "maps"
-_SHARD_BYTES = 1 << 30
 _QUALITY = 88
 
 
-class Store(Ledger):
+class RunStore(Store):
     """The run folder as one process writes it.
 
     Use it in a `with`; only one process at a time can hold the same rank of a folder.
     """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
-        self.folder, self._rank = folder, rank
-        self._maps: Appender | None = None
         super().__init__(
             folder / ROWS / f"{rank:04d}.jsonl",
             folder,
-            siblings=lambda: ledgers(folder),
-            is_sound=lambda line: is_cell(line) and _has_its_maps(folder, line),
+            siblings=lambda: row_files(folder),
+            packs=Packs(folder / MAPS, f"{rank:04d}"),
+            is_sound=lambda line: _has_its_maps(folder, line),
         )
-
-    def sync(self) -> None:
-        """Brings what was added to the disk, maps before the cells that speak of them."""
-        if self._maps is not None:
-            self._maps.sync()
-        super().sync()
-
-    def close(self) -> None:
-        """Brings everything to the disk and lets other processes write."""
-        if self._maps is not None:
-            self._maps.sync()
-            self._maps.close()
-            self._maps = None
-        super().close()
 
     def record_plan(self, entry: PlanEntry) -> None:
         """Notes what is about to be done, unless that is noted already."""
         key = f"{result_key(json.dumps(entry, sort_keys=True))}-plan"
-        with Ledger(self.folder / PLANS, self.folder, is_sound=_is_plan) as plans:
+        with Store(self.folder / PLANS, self.folder) as plans:
             plans.add([{"key": key, **entry}])
 
     def keep_map(self, values: NDArray[np.float32], precision: str) -> MapPlace:
         """Stores a map (H, W) and returns where."""
         # Maps have no unit and may lie far outside the range of half precision.
         scale = float(np.abs(values).max()) or 1.0
-        content = (values / np.float32(scale)).astype(precision).tobytes()
-        name, offset = self._keep(content)
+        found = self.pack((values / np.float32(scale)).astype(precision).tobytes())
         height, width = values.shape
-        return name, offset, height, width, precision, scale, checksum(content)
+        return found.file, found.offset, height, width, precision, scale, found.check
 
     def keep_picture(self, picture: Image.Image) -> PicturePlace:
         """Stores a picture and returns where."""
         buffer = io.BytesIO()
         picture.save(buffer, format="JPEG", quality=_QUALITY)
-        content = buffer.getvalue()
-        name, offset = self._keep(content)
-        return name, offset, len(content), checksum(content)
-
-    def _keep(self, content: bytes) -> tuple[str, int]:
-        if self._maps is None or self._maps.size + len(content) > _SHARD_BYTES:
-            if self._maps is not None:
-                self._maps.sync()
-                self._maps.close()
-            self._maps = self._next_shard(len(content))
-        return self._maps.path.name, self._maps.append(content)
-
-    def _next_shard(self, needed: int) -> Appender:
-        number = 0
-        while True:
-            path = self.folder / MAPS / f"{self._rank:04d}-{number:03d}.bin"
-            if not path.is_file() or path.stat().st_size + needed <= _SHARD_BYTES:
-                return Appender(path)
-            number += 1
+        return self.pack(buffer.getvalue())
 
 
 # Cells
@@ -110,37 +75,11 @@ _SHARED: tuple[Literal["model", "digest", "method", "protocol", "asked"], ...] =
     "protocol",
     "asked",
 )
-_TEXTS = ("key", *_SHARED, "image")
 
 
-def ledgers(folder: Path) -> list[Path]:
-    """The ledgers of all processes of a run."""
+def row_files(folder: Path) -> list[Path]:
+    """The files of cells of all processes of a run."""
     return sorted((folder / ROWS).glob("*.jsonl"))
-
-
-def is_cell(line: Line) -> bool:
-    """Is it one of ours? Lines with a checksum are; those of earlier versions are looked at."""
-    if line.turn > 0:
-        return True
-    cell = line.record()
-    try:
-        return all(isinstance(cell[name], str) for name in _TEXTS) and _is_found(cell)
-    except (KeyError, TypeError, ValueError):
-        return False
-
-
-def _is_found(cell: Mapping[str, Any]) -> bool:
-    for metric, reason in cell["failures"]:
-        if not isinstance(metric, str) or not isinstance(reason, str):
-            return False
-    for found in cell["found"]:
-        for _metric, _reference, value in found["rows"]:
-            float(value)
-        for _kind, _reference, shares, scores in found["curves"]:
-            tuple(map(float, (*shares, *scores)))
-        if type(found["target"]) is not int or not isinstance(found["score"], float | int):
-            return False
-    return cell["label"] is None or type(cell["label"]) is int
 
 
 def work_of(model: str, digest: str, method: str, protocol: str, asked: str, image: str) -> str:
@@ -153,24 +92,21 @@ def current_keys(folder: Path) -> dict[str, str]:
 
     For counting what is missing: whether kept maps are as they should be is looked at when work begins.
     """
-    return latest_keys(sound_lines(ledgers(folder), is_cell))
+    return latest_keys(sound_lines(row_files(folder)))
 
 
 def read_cells(folder: Path) -> list[Cell]:
     """All cells of a run, each once, in an order that does not depend on how the work was shared.
 
     Where pictures, their truth or methods have changed since, cells of their former state do not count any more. What
-    came later shows from the turns of the ledgers, since clocks may go back.
+    came later shows from the turns of the lines, since clocks may go back.
     """
     if not (folder / ROWS).is_dir():
         raise OutputError(f"{folder} is not the folder of a run")
     found: dict[str, tuple[int, Cell]] = {}
-    for line in sound_lines(ledgers(folder), is_cell):
-        cell = cast("Cell", line.record())
-        # Keys of earlier versions do not say what a cell is about.
-        work = work_of(cell["model"], cell["digest"], cell["method"], cell["protocol"], cell["asked"], cell["image"])
-        if work not in found or found[work][0] <= line.turn:
-            found[work] = line.turn, cell
+    for line in sound_lines(row_files(folder)):
+        if line.work not in found or found[line.work][0] <= line.turn:
+            found[line.work] = line.turn, cast("Cell", line.record())
     latest: dict[Circumstance, tuple[int, str]] = {}
     for turn, cell in found.values():
         for about, now in _circumstances(cell).items():
@@ -186,19 +122,15 @@ class Circumstance(NamedTuple):
 
 
 def _circumstances(cell: Cell) -> dict[Circumstance, str]:
-    """What a cell's numbers hang on beside its own work, and its state; what old cells do not say is left out."""
+    """What a cell's numbers hang on beside its own work, and its state."""
     image = (cell["model"], cell["digest"], cell["image"])  # mosaics are made for a model
     name, method = cell["image"], cell["method"]
     words = {"boxes": "different boxes", "mask": "a different mask"}
-    found = {
-        Circumstance(f"{words[w]} for {name}", image): now for w, now in cell.get("truth", {}).items() if w in words
-    }
+    found = {Circumstance(f"{words[w]} for {name}", image): now for w, now in cell["truth"].items() if w in words}
     if cell["label"] is not None:
         found[Circumstance(f"a different label for {name}", image)] = str(cell["label"])
-    if "content" in cell:
-        found[Circumstance(f"a different image {name}", image)] = cell["content"]
-    if "state" in cell:
-        found[Circumstance(f"a different version of {method}", tuple(cell[part] for part in _SHARED))] = cell["state"]
+    found[Circumstance(f"a different image {name}", image)] = cell["content"]
+    found[Circumstance(f"a different version of {method}", tuple(cell[part] for part in _SHARED))] = cell["state"]
     if "saved" in cell:
         found[Circumstance(f"different maps by {method} for {name}", image)] = cell["saved"]
     return found
@@ -215,7 +147,7 @@ def other_circumstance(cells: Iterable[Cell], others: Iterable[Cell]) -> str:
 
 def merge_cells(cells: Iterable[Cell], plans: Iterable[PlanEntry], out: Path) -> None:
     """Writes cells and plans of other runs as a run of its own."""
-    with Store(out) as store:
+    with RunStore(out) as store:
         store.add(cells)
         for plan in plans:
             plan.pop("key", None)
@@ -224,22 +156,11 @@ def merge_cells(cells: Iterable[Cell], plans: Iterable[PlanEntry], out: Path) ->
 
 # Plans
 
-_IN_PLANS = {
-    "plan": dict,
-    "model": str,
-    "digest": str,
-    "methods": list,
-    "protocols": dict,
-    "asked": list,
-    "images": int,
-    "left_out": dict,
-}
-
 
 def read_plans_of(folder: Path) -> list[PlanEntry]:
     """What was asked of a run, oldest first."""
     path = folder / PLANS
-    return [cast("PlanEntry", line.record()) for line in sound_lines([path], _is_plan)] if path.is_file() else []
+    return [cast("PlanEntry", line.record()) for line in sound_lines([path])] if path.is_file() else []
 
 
 class OtherSetting(NamedTuple):
@@ -253,44 +174,26 @@ class OtherSetting(NamedTuple):
 def other_setting(earlier: Iterable[PlanEntry], digest: str, settings: Mapping[str, object]) -> OtherSetting | None:
     """What the earlier results of a model are found not to have in common with those of these settings."""
     for entry in earlier:
-        # What the record of an earlier version does not say cannot be compared.
-        former: Mapping[str, object] = entry.get("settings", {}) if entry["digest"] == digest else {}
+        former = cast("Mapping[str, object]", entry["settings"]) if entry["digest"] == digest else {}
         for name, value in settings.items():
             if former.get(name, value) != value:
                 return OtherSetting(name, former[name], value)
     return None
 
 
-def _is_plan(line: Line) -> bool:
-    if line.turn > 0:
-        return True
-    entry = line.record()
-    return all(isinstance(entry.get(name), kind) for name, kind in _IN_PLANS.items())
-
-
 # Maps
 
 
 def read_map(folder: Path, where: MapPlace) -> NDArray[np.float32]:
-    """The map (H, W) that `Store.keep_map` stored."""
-    name, offset, height, width, precision, scale, *check = where
-    content = _stretch(folder, name, offset, height * width * np.dtype(precision).itemsize, *check)
+    """The map (H, W) that `RunStore.keep_map` stored."""
+    name, offset, height, width, precision, scale, check = where
+    content = Stretch(name, offset, height * width * np.dtype(precision).itemsize, check).read(folder / MAPS)
     return np.frombuffer(content, dtype=precision).reshape(height, width).astype(np.float32) * np.float32(scale)
 
 
 def read_picture(folder: Path, where: PicturePlace) -> Image.Image:
-    """The picture that `Store.keep_picture` stored."""
-    return read_image(_stretch(folder, *where))
-
-
-def _stretch(folder: Path, name: str, offset: int, length: int, check: str = "") -> bytes:
-    """Bytes of a file of maps; runs of earlier versions have no checksum of them."""
-    with (folder / MAPS / Path(name).name).open("rb") as file:
-        file.seek(offset)
-        content = file.read(length)
-    if len(content) < length or (check and checksum(content) != check):
-        raise ValueError(f"{folder / MAPS / name} is damaged")
-    return content
+    """The picture that `RunStore.keep_picture` stored."""
+    return read_image(Stretch(*where).read(folder / MAPS))
 
 
 def _has_its_maps(folder: Path, line: Line) -> bool:
@@ -298,12 +201,12 @@ def _has_its_maps(folder: Path, line: Line) -> bool:
     if b'"map":' not in line.content and b'"picture":' not in line.content:
         return True
     cell = line.record()
-    kept = [found["map"] for found in cell["found"] if "map" in found]
     try:
-        for where in kept:
-            read_map(folder, where)
-        if "picture" in cell:
-            _stretch(folder, *cell["picture"])
-    except (OSError, ValueError, TypeError, IndexError, KeyError):
+        for found in cell["found"]:
+            if "map" in found:
+                read_map(folder, found["map"])
+        if cell.get("picture") is not None:
+            Stretch(*cell["picture"]).read(folder / MAPS)
+    except (OSError, ValueError):
         return False
     return True

@@ -21,9 +21,9 @@ from typing import Any
 
 from aha import __version__
 from aha.api import UPSAMPLING
-from aha.core.disk import check_writable, result_key, versions, writing
+from aha.core.disk import check_writable, result_key, versions
 from aha.core.launch import parts_of
-from aha.core.ledger import read_record, write_record
+from aha.core.store import read_record, write_record
 from aha.data.datasets import BenchImage, content_digest
 from aha.errors import AhaError, DamageWarning, OutputError, SpecError
 from aha.files import Failure
@@ -196,8 +196,6 @@ def begin(out: Path, settings: Mapping[str, Any]) -> None:
         return
     if not record.is_file() and out.is_dir() and any(out.iterdir()):
         raise OutputError(f"{out} holds something other than shards; choose another folder")
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
     write_record(record, {"settings": wanted, "versions": versions()})
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from aha.core.arrays import read_arrays
 from aha.core.disk import remove_partials, result_key, write_atomically, writing
-from aha.core.ledger import checksum, locked
+from aha.core.store import checksum, locked
 from aha.errors import DamageWarning
 from aha.interop.arrow import arrow
 
@@ -96,7 +96,7 @@ class Shelf:
         if not path.is_file():  # another process took out the rest
             return
         table = _READERS[path.suffix](path)
-        rows = zip(table["key"].to_pylist(), _states_of(table), strict=True)
+        rows = zip(table["key"].to_pylist(), table["state"].to_pylist(), strict=True)
         kept = [replaced.get(key, state) == state for key, state in rows]
         if any(kept):
             self._write(table.filter(arrow().array(kept)), path)
@@ -143,13 +143,8 @@ class Shelf:
 
 
 def _shard(table: pa.Table) -> Shard:
-    rows = frozenset(zip(table["key"].to_pylist(), _states_of(table), strict=True))
+    rows = frozenset(zip(table["key"].to_pylist(), table["state"].to_pylist(), strict=True))
     return Shard(table.schema.metadata[b"digest"].decode(), rows)
-
-
-def _states_of(table: pa.Table) -> list[str]:
-    """The state of each row; shards of earlier versions say none, which is none that is wanted."""
-    return [value or "" for value in table["state"].to_pylist()] if "state" in table.column_names else [""] * len(table)
 
 
 def _sum_of(table: pa.Table) -> str:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from aha.core.disk import remove_partials, result_key, write_atomically, writing
-from aha.core.ledger import locked
+from aha.core.store import locked
 from aha.data.samples import Sample
 from aha.errors import OutputError
 from aha.learned.data import Batch

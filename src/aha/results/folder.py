@@ -3,7 +3,7 @@
     out/
       manifest.json                          items, versions, model and digest, seed, settings; checksum of all that
       index.html                             a page of the maps, where `aha explain` wrote them
-      journal.jsonl                          the same items as they were finished, with checksums (`aha.core.ledger`)
+      journal.jsonl                          the same items as they were finished, with checksums (`aha.core.store`)
       cat/grad_cam_281.npz                   map (original pixels, NaN = never seen), model_map, seen
       cat/grad_cam_281_heatmap.png
       cat/grad_cam_281_overlay.png
@@ -24,14 +24,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, NotRequired, Self, TypedDict, cast
+from typing import Any, NotRequired, Self, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from aha.core.disk import JOURNAL, MANIFEST, check_writable, place_of, result_key, versions, write_atomically, writing
-from aha.core.ledger import Ledger, Line, checksum, sound_lines
+from aha.core.store import Store, checksum, read_file, sound_lines
 from aha.errors import OutputError
 
 __all__ = ["JOURNAL", "MANIFEST", "ResultFolder", "ResultItem", "read_items"]
@@ -40,7 +40,7 @@ FORMAT = 2
 
 
 class MapRecord(TypedDict):
-    """A map as manifest and journal list it; what earlier versions did not note may be missing."""
+    """A map as the journal lists it; the manifest says some of that."""
 
     key: str
     image: str
@@ -52,13 +52,13 @@ class MapRecord(TypedDict):
     heatmap: str
     overlay: str
     composite: NotRequired[str]
-    seconds: NotRequired[float]
-    model: NotRequired[str]
-    model_digest: NotRequired[str]
+    seconds: float
+    model: str
+    model_digest: str
     card: NotRequired[str]
     quality: NotRequired[str]
-    picture: NotRequired[str]
-    sums: dict[str, str]
+    picture: str
+    files: dict[str, str]  # their checksums
 
 
 @dataclass(frozen=True)
@@ -117,30 +117,29 @@ class ResultFolder:
         self.folder = place_of(folder)
         self._model, self._digest = model, digest
         self._settings, self._wait = dict(settings or {}), wait
-        self._ledger: Ledger | None = None
+        self._store: Store | None = None
         check_writable(self.folder)
         self._read()
 
     def __enter__(self) -> Self:
-        self._ledger = Ledger(self.folder / JOURNAL, self.folder, is_sound=_is_item, wait=self._wait)
+        self._store = Store(self.folder / JOURNAL, self.folder, wait=self._wait)
         try:
-            legacy = self._read()  # again: another process may have written until now
-            self._ledger.append({**item, "model": self._model, "model_digest": self._digest} for item in legacy)
+            self._read()  # again: another process may have written until now
         except BaseException:
-            self._ledger.close()
+            self._store.close()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._ledger is not None
+        assert self._store is not None
         try:
             if self._items:
                 self._finish()
         finally:
-            self._ledger.close()
-            self._ledger = None
+            self._store.close()
+            self._store = None
 
     def __len__(self) -> int:
         return len(self._items)
@@ -172,48 +171,36 @@ class ResultFolder:
     def has(self, key: str) -> bool:
         """Is there a result of this key, with all its files as they were written?"""
         item = self._keyed.get(key)
-        if item is None or self._items.get(_place(item)) is not item or not item.get("sums"):
+        if item is None or self._items.get(_place(item)) is not item:
             return False
-        return all(_has_checksum(self.folder / _file(item, kind), check) for kind, check in item["sums"].items())
+        return all(read_file(self.folder, item, name) is not None for name in item["files"])
 
     def add(self, item: ResultItem) -> None:
         """Writes one map's files, then records it."""
-        if self._ledger is None:
+        if self._store is None:
             raise OutputError(f"{self.folder} is not open for writing")
         stem = f"{self._stem_of(item.image, item.method)}_{item.target}"
         pictures = {"heatmap": item.heatmap, "overlay": item.overlay, "composite": item.composite}
-        content = {"map": _packed(item)}
-        content |= {kind: _png(picture) for kind, picture in pictures.items() if picture is not None}
-        names = {kind: f"{stem}.npz" if kind == "map" else f"{stem}_{kind}.png" for kind in content}
-        with writing(self.folder):
-            (self.folder / stem).parent.mkdir(exist_ok=True)
-            for kind, data in content.items():
-                write_atomically(self.folder / names[kind], lambda file, data=data: file.write(data))  # type: ignore[misc]
-        work = result_key(item.image, item.method, item.target)[:16]
-        entry: MapRecord = {
-            "key": item.key or f"{work}-saved",
+        content = {kind: _png(picture) for kind, picture in pictures.items() if picture is not None}
+        names = {kind: f"{stem}_{kind}.png" for kind in content}
+        facts: dict[str, Any] = {
             "image": item.image,
             "method": item.method,
             "target": item.target,
             "label": item.label,
             "score": item.score if math.isfinite(item.score) else None,
-            "map": names["map"],
-            "heatmap": names["heatmap"],
-            "overlay": names["overlay"],
+            "map": f"{stem}.npz",
+            **names,
             "seconds": item.seconds,
             "model": self._model,
             "model_digest": self._digest,
             "picture": item.picture,
-            "sums": {kind: checksum(data) for kind, data in content.items()},
+            **({"card": item.card} if item.card else {}),
+            **({"quality": item.quality} if item.quality else {}),
         }
-        if "composite" in names:
-            entry["composite"] = names["composite"]
-        if item.card:
-            entry["card"] = item.card
-        if item.quality:
-            entry["quality"] = item.quality
-        self._ledger.append([entry])
-        self._remember(entry)
+        key = item.key or f"{result_key(item.image, item.method, item.target)[:16]}-saved"
+        files = {names[kind]: data for kind, data in content.items()}
+        self._remember(cast("MapRecord", self._store.put(key, facts, {facts["map"]: _packed(item), **files})))
 
     def note(self, facts: dict[str, Any]) -> None:
         """Adds what became known during the work to the settings that the manifest states."""
@@ -225,8 +212,8 @@ class ResultFolder:
         text = self._listing()
         with writing(self.folder):
             for item in dropped:
-                for kind in item["sums"]:
-                    (self.folder / _file(item, kind)).unlink(missing_ok=True)
+                for name in item["files"]:
+                    (self.folder / name).unlink(missing_ok=True)
             write_atomically(self.manifest, lambda file: file.write(text))
 
     def _drop_stale(self) -> list[MapRecord]:
@@ -251,27 +238,26 @@ class ResultFolder:
         }
         return json.dumps({**manifest, "checksum": _checksum_of(manifest)}, indent=1).encode()
 
-    def _read(self) -> list[MapRecord]:
-        """Reads what is there; returns items of an earlier version that the journal does not have."""
+    def _read(self) -> None:
+        """Reads what is there."""
         self._items: dict[tuple[str, str, int], MapRecord] = {}
         self._keyed: dict[str, MapRecord] = {}
         self._pictures: set[str] = set()
         # Lower-case names, since not every file system tells cases apart -> image, or image and method.
         self._folders: dict[str, str] = {MANIFEST: "", JOURNAL: ""}
         self._stems: dict[str, tuple[str, str]] = {}
-        found = read_items(self.folder)
-        for item in (*found.listed, *found.journal):
-            whose = item.get("model", found.model), item.get("model_digest", found.digest)
-            if whose != (self._model, self._digest):
-                raise OutputError(f"{self.folder} holds results of {whose[0]} (other weights or model); choose another")
+        for item in _journal(self.folder):
+            if (item["model"], item["model_digest"]) != (self._model, self._digest):
+                raise OutputError(
+                    f"{self.folder} holds results of {item['model']} (other weights or model); choose another"
+                )
             self._remember(item)
         self._drop_stale()
-        return found.listed
 
     def _remember(self, item: MapRecord) -> None:
         place = _place(item)
         self._items.pop(place, None)  # so that the last written is the last
-        self._items[place] = self._keyed[str(item.get("key"))] = item
+        self._items[place] = self._keyed[item["key"]] = item
         self._pictures.add(item["image"])
         stem = item["map"].lower().removesuffix(f"_{item['target']}.npz")
         self._folders[stem.partition("/")[0]] = item["image"]
@@ -290,89 +276,40 @@ class ResultFolder:
         return stem
 
 
-class Found(NamedTuple):
-    """What a folder lists, oldest first.
-
-    Attributes:
-        journal: items of the journal, which knows all of them.
-        listed: items of the manifest, where an earlier version kept them there.
-        model, digest: whose they are, as the manifest says.
-    """
-
-    journal: list[MapRecord]
-    listed: list[MapRecord]
-    model: str = ""
-    digest: str = ""
-
-    def current(self) -> list[MapRecord]:
-        """The items that count: the last of each image, method and class, of the last picture of that name."""
-        items: dict[tuple[str, str, int], MapRecord] = {}
-        for item in (*self.listed, *self.journal):
-            items.pop(_place(item), None)
-            items[_place(item)] = item
-        stale = set(map(_place, _stale(list(items.values()))))
-        return [item for place, item in items.items() if place not in stale]
+def read_items(folder: Path) -> list[MapRecord]:
+    """The maps of a folder that count: the last of each image, method and class, of the last picture of that name."""
+    items: dict[tuple[str, str, int], MapRecord] = {}
+    for item in _journal(folder):
+        items.pop(_place(item), None)
+        items[_place(item)] = item
+    stale = set(map(_place, _stale(list(items.values()))))
+    return [item for place, item in items.items() if place not in stale]
 
 
-def read_items(folder: Path) -> Found:
-    """What a folder lists.
+def _journal(folder: Path) -> list[MapRecord]:
+    """What was finished, oldest first.
 
     Raises:
-        OutputError: It has a manifest that is not ours, and no journal to go by.
+        OutputError: There is a manifest that no journal stands behind.
     """
-    journal, path = folder / JOURNAL, folder / MANIFEST
-    lines = list(sound_lines([journal], _is_item)) if journal.is_file() else []
-    lines.sort(key=lambda line: line.turn)
-    # Without a checksum nothing shows whether they are fresh.
-    items = [_record(line.record(), is_guarded=line.turn > 0) for line in lines]
-    if any(line.turn > 0 for line in lines) or not path.is_file():
-        return Found(items, [])
-    try:
-        manifest = json.loads(path.read_bytes())
-        listed, header = manifest["items"], (manifest["model"], manifest["model_digest"])
-        if not all(map(_is_known, listed)):
-            raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise OutputError(f"{path} is not a manifest of aha explain; choose another folder") from None
-    return Found(items, [_record(item, is_guarded=False) for item in listed], *map(str, header))
+    path = folder / JOURNAL
+    if not path.is_file() and (folder / MANIFEST).is_file():
+        raise OutputError(f"{path.with_name(MANIFEST)} is not a manifest of aha explain; choose another folder")
+    lines = sorted(sound_lines([path]), key=lambda line: line.turn) if path.is_file() else []
+    return [cast("MapRecord", line.record()) for line in lines]
 
 
-def _record(item: dict[str, Any], *, is_guarded: bool) -> MapRecord:
-    return cast("MapRecord", item if is_guarded else {**item, "key": "", "sums": {}})
-
-
-_TEXTS = ("image", "method", "label", "map", "heatmap", "overlay")
-_NOT_LISTED = ("model", "model_digest", "picture", "sums")
-
-
-def _is_item(line: Line) -> bool:
-    return line.turn > 0 or _is_known(line.record())
-
-
-def _is_known(item: Mapping[str, Any]) -> bool:
-    return all(isinstance(item.get(name), str) for name in _TEXTS) and type(item.get("target")) is int
+_NOT_LISTED = ("model", "model_digest", "picture", "files")
 
 
 def _stale(items: Sequence[MapRecord]) -> list[MapRecord]:
     """Of items in the order of their making, those of another picture than the last one of that name."""
-    latest = {item["image"]: item["picture"] for item in items if item.get("picture")}
-    return [item for item in items if item.get("picture", "") not in ("", latest.get(item["image"]))]
+    latest = {item["image"]: item["picture"] for item in items if item["picture"]}
+    return [item for item in items if item["picture"] not in ("", latest.get(item["image"]))]
 
 
 def _place(item: MapRecord) -> tuple[str, str, int]:
     return item["image"], item["method"], item["target"]
-
-
-def _file(item: MapRecord, kind: str) -> str:
-    """The name of one of a map's files."""
-    return str(cast("Mapping[str, Any]", item)[kind])
-
-
-def _has_checksum(path: Path, check: str) -> bool:
-    try:
-        return checksum(path.read_bytes()) == check
-    except OSError:
-        return False
 
 
 def _checksum_of(manifest: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from aha.core.arrays import read_arrays
 from aha.core.disk import check_regular, readable
-from aha.core.ledger import checksum
+from aha.core.store import checksum
 from aha.errors import MetricError
 from aha.results.folder import JOURNAL, MANIFEST, read_items
 
@@ -68,9 +68,9 @@ def find_maps(folder: Path, images: Sequence[Path]) -> list[SavedMap]:
         raise MetricError(f"{folder} is not a folder of maps")
     known = {readable(path.resolve()): path for path in images}
     if (folder / MANIFEST).is_file() or (folder / JOURNAL).is_file():
-        found = [(readable(Path(item["image"]).resolve()), item) for item in read_items(folder).current()]
+        found = [(readable(Path(item["image"]).resolve()), item) for item in read_items(folder)]
         maps = [
-            SavedMap(known[image], i["method"], i["target"], folder / i["map"], i.get("sums", {}).get("map", ""))
+            SavedMap(known[image], i["method"], i["target"], folder / i["map"], i["files"][i["map"]])
             for image, i in found
             if image in known
         ]

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aha.errors import AhaError
+from aha.web.cache import Gone
 from aha.web.guard import Guard
 from aha.web.jobs import Busy
 from aha.web.requests import Refused, answer
 from aha.web.routes import all_routes
 from aha.web.runs import Run
-from aha.web.store import Gone
 from aha.web.workbench import Workbench
 
 

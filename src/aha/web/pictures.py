@@ -26,9 +26,9 @@ from aha.data.images import find_images, read_image
 from aha.errors import ImageError
 from aha.models import TargetModel
 from aha.models.preprocessing import Geometry
+from aha.web.cache import Cache
 from aha.web.payloads import PictureRecord, Window
 from aha.web.reading import HERE, Asker, Readers
-from aha.web.store import Store
 
 MAX_UPLOAD = 32 * 2**20
 MAX_PIXELS = 50_000_000
@@ -56,7 +56,7 @@ class Pictures:
         folders: where pictures of runs are looked for that are not where they were.
     """
 
-    def __init__(self, store: Store, examples: Sequence[Example] = (), folders: Iterable[Path] = ()) -> None:
+    def __init__(self, store: Cache, examples: Sequence[Example] = (), folders: Iterable[Path] = ()) -> None:
         self._store = store
         self.examples = list(examples)
         self._folders = [folder.resolve() for folder in folders]

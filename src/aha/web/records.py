@@ -14,7 +14,7 @@ from torch import Tensor
 from aha.errors import MetricError
 from aha.perturb.perturbation import rank_pixels
 from aha.results.viewer.records import Drawn, drawn
-from aha.web.store import Gone, Store
+from aha.web.cache import Cache, Gone
 
 SEED = 0
 """Of random methods and of the order among equal values; the page cannot choose another."""
@@ -43,7 +43,7 @@ def unit_of(values: NDArray[Any]) -> float:
     return float(np.abs(values).max()) or 1.0
 
 
-def served_array(store: Store, key: str, name: str) -> bytes:
+def served_array(store: Cache, key: str, name: str) -> bytes:
     """An array of a result as little-endian bytes.
 
     `values`, `maps` and `won` are float16 shares of the record's unit, `shares` float16; `ranks` is the uint32 order in

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from aha.auditing.record import PAGE as AUDIT
 from aha.auditing.record import is_audit
 from aha.bench import read_run
-from aha.bench.exports import SCORES
 from aha.bench.records import PlanEntry
-from aha.bench.runner import OLD_RECORD
-from aha.bench.store import ROWS
 from aha.errors import OutputError
 from aha.metrics import ARROWS, directions
 from aha.metrics.curves import AVERAGE
@@ -132,58 +126,28 @@ def read_runs(folder: Path) -> list[Run]:
     """Reads a folder once; a benchmark gives one run for each model and kind of target.
 
     Raises:
-        OutputError: It holds no scores that can be read.
+        OutputError: It holds no scores.
     """
-    if (folder / ROWS).is_dir():
-        found = read_run(folder)
-        groups, roots = found.groups, _roots(found.plans)
-        if not groups:
-            raise OutputError(f"{folder} holds no scores yet")
-        name = folder.resolve().name
-        titles = [name] if len(groups) == 1 else [f"{name}: {group.model}, {group.target_kind}" for group in groups]
-        named = zip(titles, groups, strict=True)
-        return [Run(folder, title, group.model, group.scores.rows, roots) for title, group in named]
-    return [_evaluation(folder)]
-
-
-def _evaluation(folder: Path) -> Run:
-    """Of a folder that an earlier version of `aha evaluate` wrote."""
-    try:
-        with (folder / SCORES).open(encoding="utf-8", newline="") as file:
-            rows = [_row(line) for line in csv.DictReader(file)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OutputError(f"{folder} holds no scores that can be read ({type(error).__name__}: {error})") from None
-    record: dict[str, Any] = {}
-    if (folder / OLD_RECORD).is_file():
-        try:
-            record = dict(json.loads((folder / OLD_RECORD).read_bytes()))
-        except (OSError, ValueError, TypeError):
-            raise OutputError(f"{folder / OLD_RECORD} cannot be read") from None
-    return Run(folder, folder.resolve().name, str(record.get("model", "")), rows, [Path.cwd()])
+    found = read_run(folder)
+    groups, roots = found.groups, _roots(found.plans)
+    if not groups:
+        raise OutputError(f"{folder} holds no scores yet")
+    name = folder.resolve().name
+    titles = [name] if len(groups) == 1 else [f"{name}: {group.model}, {group.target_kind}" for group in groups]
+    named = zip(titles, groups, strict=True)
+    return [Run(folder, title, group.model, group.scores.rows, roots) for title, group in named]
 
 
 def _roots(plans: Sequence[PlanEntry]) -> list[Path]:
     """Where names of images start: in the data of the plans, or where these were carried out."""
     found: dict[Path, None] = {}
     for plan in plans:
-        folder, data = Path(str(plan.get("folder", "."))), plan["plan"]["data"]
+        folder, data = Path(plan["folder"]), plan["plan"]["data"]
         for text in [data] if isinstance(data, str) else data:
             place = text.partition(":")[2] or text
             found[folder / (place.rpartition("@")[0] or place)] = None
         found[folder] = None
     return list(found)
-
-
-def _row(line: dict[str, str]) -> Row:
-    return Row(
-        line["image"],
-        line["method"],
-        line["metric"],
-        line["protocol"],
-        int(line["target"]),
-        line["reference"],
-        float(line["value"]),
-    )
 
 
 def _mean(row: SummaryRow, arrow: str) -> RunMean:

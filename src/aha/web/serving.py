@@ -23,13 +23,13 @@ from aha.methods.aha import AHA
 from aha.methods.base import first_fitting
 from aha.models import TargetModel, load_model
 from aha.web.app import create_app
+from aha.web.cache import Cache
 from aha.web.connections import Connection
 from aha.web.guard import Guard, is_loopback
 from aha.web.jobs import Jobs
 from aha.web.pictures import Example, Pictures, find_examples
 from aha.web.runs import read_runs
 from aha.web.served import Served
-from aha.web.store import Store
 from aha.web.workbench import Workbench
 
 PORT = 8642
@@ -67,7 +67,7 @@ def make_app(settings: Settings, *, token: str = "", report: Callable[[str], Non
     """Everything that can be wrong is found here, before the first visitor."""
     runs = [run for folder in settings.runs for run in read_runs(folder)]
     examples = find_examples(settings.images) if settings.images else _demo_examples()
-    store = Store(settings.cache or user_cache_path("aha", appauthor=False) / "explorer")
+    store = Cache(settings.cache or user_cache_path("aha", appauthor=False) / "explorer")
     folders = [*settings.images, *settings.runs]
     served = _with_explainers(_load(settings), settings.explainers)
     jobs = Jobs(report=report)

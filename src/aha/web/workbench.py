@@ -15,11 +15,11 @@ from aha.errors import UnknownName
 from aha.methods import Method
 from aha.metrics import Sample
 from aha.models import TargetModel
+from aha.web.cache import Cache
 from aha.web.jobs import Job, Jobs
 from aha.web.payloads import ContrastResult, MapResult, State
 from aha.web.pictures import Pictures
 from aha.web.served import Served
-from aha.web.store import Store
 
 MOST_CLASSES = 8
 # Places in the queue: what is waited for with the eyes on it, maps (cheap ones first, all below 2), curves.
@@ -58,7 +58,7 @@ class Costs:
 class Workbench:
     """Models, pictures, jobs and results together."""
 
-    def __init__(self, served: Sequence[Served], pictures: Pictures, store: Store, jobs: Jobs) -> None:
+    def __init__(self, served: Sequence[Served], pictures: Pictures, store: Cache, jobs: Jobs) -> None:
         self.served = {one.name: one for one in served}
         self.pictures, self.store, self.jobs = pictures, store, jobs
         self.costs = Costs()

@@ -11,8 +11,7 @@ from aha.api import explain
 from aha.errors import SpecError
 from aha.metrics import Sample
 from aha.models.preprocessing import Geometry
-from aha.targets.base import Objective, Shown
-from aha.targets.base import Held
+from aha.targets.base import Held, Objective, Shown
 from aha.targets.regions import Region
 from aha.web.jobs import Job
 from aha.web.payloads import AskedTarget, MapResult, State

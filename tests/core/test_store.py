@@ -1,4 +1,4 @@
-"""Ledgers: damage shows and is repaired, the latest line counts, one writer at a time, nothing is left behind."""
+"""Stores: damage shows and is repaired, the latest line counts, one writer at a time, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -13,13 +13,23 @@ import pytest
 
 from aha.core import disk
 from aha.core.disk import remove_partials
-from aha.core.ledger import Ledger, encode, is_done, latest_keys, read_lines, sound_lines
+from aha.core.store import (
+    Appender,
+    Packs,
+    Store,
+    encode,
+    latest_keys,
+    read_file,
+    read_record,
+    sound_lines,
+    write_record,
+)
 from aha.errors import DamageWarning, OutputError
 
 
 def filled(path: Path, count: int = 5) -> list[bytes]:
-    with Ledger(path, path.parent) as ledger:
-        ledger.add({"key": f"work{n}-state", "value": n / 7} for n in range(count))
+    with Store(path, path.parent) as store:
+        store.add({"key": f"work{n}-state", "value": n / 7} for n in range(count))
     return path.read_bytes().splitlines(keepends=True)
 
 
@@ -34,7 +44,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", range(0, 100, 7))
 def test_any_changed_byte_of_a_line_shows(place: int, tmp_path: Path) -> None:
-    """Not even a digit of a number can change: today's middle lines counted as done whatever they said."""
+    """Not even a digit of a number can change."""
     path = tmp_path / "x.jsonl"
     lines = filled(path)
     place %= len(lines[2]) - 1
@@ -43,9 +53,9 @@ def test_any_changed_byte_of_a_line_shows(place: int, tmp_path: Path) -> None:
     path.write_bytes(b"".join([*lines[:2], bytes(changed), *lines[3:]]))
     with pytest.warns(DamageWarning, match=r"x.jsonl: (line 3 is|2 lines \(3, 4\) are) damaged and left out"):
         assert "work2-state" not in {record["key"] for record in records(path)}
-    with pytest.warns(DamageWarning, match="computed again"), Ledger(path, tmp_path) as ledger:
-        assert not is_done("work2-state", ledger.done) and is_done("work4-state", ledger.done)
-        ledger.add([{"key": "work2-state", "value": 2 / 7}])
+    with pytest.warns(DamageWarning, match="computed again"), Store(path, tmp_path) as store:
+        assert not store.done("work2-state") and store.done("work4-state")
+        store.add([{"key": "work2-state", "value": 2 / 7}])
     assert sorted(record["value"] for record in records(path)) == [n / 7 for n in range(5)]
 
 
@@ -60,7 +70,7 @@ def test_foreign_lines_are_named_and_dropped(damage: bytes, tmp_path: Path) -> N
     with pytest.warns(DamageWarning, match="line"):
         found = [record["key"] for record in records(path)]
     assert set(found) <= set(expected) and len(found) >= 4  # what has no end of its own takes the next line with it
-    with pytest.warns(DamageWarning), Ledger(path, tmp_path):
+    with pytest.warns(DamageWarning), Store(path, tmp_path):
         pass
     assert path.read_bytes() == b"".join(line for line in lines if json.loads(line)["key"] in found)
 
@@ -70,7 +80,7 @@ def test_half_a_line_at_the_end_is_no_damage(tmp_path: Path) -> None:
     lines = filled(path)
     path.write_bytes(b"".join(lines) + lines[0][:30])
     assert len(records(path)) == 5
-    with Ledger(path, tmp_path):
+    with Store(path, tmp_path):
         pass
     assert path.read_bytes() == b"".join(lines)
 
@@ -79,28 +89,64 @@ def test_the_latest_state_of_a_work_counts(tmp_path: Path) -> None:
     """Changed and changed back: what was done in between does not count, whichever came first."""
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     for path, state in ((first, "old"), (second, "new"), (first, "old")):
-        with Ledger(path, tmp_path, siblings=lambda: [first, second]) as ledger:
-            assert not is_done(f"work-{state}", ledger.done)
-            ledger.add([{"key": f"work-{state}"}])
+        with Store(path, tmp_path, siblings=lambda: [first, second]) as store:
+            assert not store.done(f"work-{state}")
+            store.add([{"key": f"work-{state}"}])
     assert latest_keys(sound_lines([first, second])) == {"work": "work-old"}
 
 
-def test_lines_of_earlier_versions_count_before_those_with_a_checksum(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    old = b'{"key":"abc","value":1}\n'
-    path.write_bytes(old)
-    filled(path, 2)
-    assert [line.turn for _, line in read_lines(path) if line] == [0, 1, 1]
-    path.write_bytes(path.read_bytes() + old)
-    with pytest.warns(DamageWarning, match="line 4 is damaged"):
-        assert len(records(path)) == 3
+def test_a_record_has_its_files_before_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens in between, a line speaks of nothing that is not there."""
+    with Store(tmp_path / "x.jsonl", tmp_path) as store:
+        store.put("a-1", {"value": 1}, {"sub/a.npz": b"numbers", "sub/a.png": b"colours"})
+        with monkeypatch.context() as patch:
+            patch.setattr(Appender, "append", lambda *_: (_ for _ in ()).throw(OutputError("full")))
+            with pytest.raises(OutputError):
+                store.put("b-1", {"value": 2}, {"sub/b.npz": b"others"})
+        assert store.done("a-1") and not store.done("b-1") and not store.done("a-2")
+    (record,) = records(tmp_path / "x.jsonl")
+    assert record["value"] == 1 and list(record["files"]) == ["sub/a.npz", "sub/a.png"]
+    assert read_file(tmp_path, record, "sub/a.npz") == b"numbers"
+    assert read_file(tmp_path, record, "sub/b.npz") is None, "it is there, and belongs to no record"
+    (tmp_path / "sub" / "a.npz").write_bytes(b"nvmbers")
+    (tmp_path / "sub" / "a.png").unlink()
+    assert read_file(tmp_path, record, "sub/a.npz") is None and read_file(tmp_path, record, "sub/a.png") is None
+
+
+def test_packs_go_on_in_another_file_and_know_what_was_changed(tmp_path: Path) -> None:
+    for part in (b"first", b"second"):  # two runs
+        with Store(tmp_path / "x.jsonl", tmp_path, packs=Packs(tmp_path / "maps", "0000", most=24)) as store:
+            found = [store.pack(part + bytes([number])) for number in range(3)]
+            assert [stretch.read(tmp_path / "maps") for stretch in found] == [part + bytes([n]) for n in range(3)]
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "maps").iterdir()}
+    assert sum(sizes.values()) == 39 and len(sizes) == 2 and max(sizes.values()) <= 24
+    path = tmp_path / "maps" / found[-1].file
+    for damaged in (path.read_bytes()[:-1], path.read_bytes()[:-1] + b"x"):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is damaged"):
+            found[-1].read(tmp_path / "maps")
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{}\n", b"null", b"\0" * 80, b"[" * 100_000])
+def test_a_damaged_record_is_none(damaged: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "x.json"
+    write_record(path, {"value": 1}, {"x.npz": b"numbers"})
+    record = read_record(path)
+    assert record is not None and record["value"] == 1 and read_file(path.parent, record, "x.npz") == b"numbers"
+    other = path.with_name("y.json")
+    other.write_bytes(path.read_bytes())
+    assert read_record(other) is None, "it is what another name stands for"
+    changed = path.read_bytes().replace(b'"value":1', b'"value":2')
+    for content in (changed, changed[:-1], damaged):
+        path.write_bytes(content)
+        assert read_record(path) is None
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    with Ledger(path, tmp_path), pytest.raises(OutputError, match="another process is writing to"):
-        Ledger(path, tmp_path)
-    with Ledger(path, tmp_path):
+    with Store(path, tmp_path), pytest.raises(OutputError, match="another process is writing to"):
+        Store(path, tmp_path)
+    with Store(path, tmp_path):
         pass  # it was given back
 
 

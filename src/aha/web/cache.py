@@ -1,7 +1,7 @@
-"""What the explorer keeps: results and pictures in one folder, each under the key of its content.
+"""What the explorer keeps: results and pictures in one folder, each under the key of its content (`aha.core.store`).
 
     cache/
-      results/KEY.json     a record and the checksums of it and its files; written last, so what has one is whole
+      results/KEY.json     a record; written after its files, so what has one is whole
       results/KEY.npz      its arrays, if it has any
       pictures/KEY.bin     a picture as it was uploaded; never served as it is
       pictures/KEY.json    its name and size
@@ -24,8 +24,8 @@ from typing import Any, Literal, get_args, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from aha.core.disk import check_writable, remove_partials, write_atomically, writing
-from aha.core.ledger import checksum
+from aha.core.disk import check_writable, remove_partials
+from aha.core.store import read_file, read_record, write_record
 from aha.errors import AhaError
 from aha.web.payloads import PictureRecord, Result, Session
 
@@ -40,7 +40,7 @@ class Gone(AhaError):
     """Nothing is kept under this key."""
 
 
-class Store:
+class Cache:
     """Records with arrays, by kind and key.
 
     Args:
@@ -59,16 +59,13 @@ class Store:
     def put(self, kind: Kind, key: str, record: Record, files: Mapping[str, bytes] | None = None) -> None:
         """Writes a record, its files first; readers see all of it or nothing."""
         path = self._path(kind, key, "json")
-        sums = {suffix: checksum(content) for suffix, content in (files or {}).items()}
         try:
-            text = json.dumps({"sum": _sum(record, sums), "files": sums, "record": record}, allow_nan=False).encode()
+            json.dumps(record, allow_nan=False)
         except ValueError:
             raise AhaError("the model's score is not a finite number here") from None
-        with self._lock, writing(self.folder):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for suffix, content in (files or {}).items():
-                _write(path.with_suffix(f".{suffix}"), content)
-            _write(path, text)
+        named = {f"{key}.{suffix}": content for suffix, content in (files or {}).items()}
+        with self._lock:
+            write_record(path, {"record": record}, named)
             self._writes += 1
             if self._writes % _TRIM_EVERY == 0:
                 self._trim()
@@ -82,21 +79,18 @@ class Store:
 
     def find(self, kind: Kind, key: str) -> Record | None:
         """The record under this key, if there is one; what is damaged counts as never made."""
-        found = self._kept(kind, key)
-        return None if found is None else found[0]
+        kept = self._kept(kind, key)
+        return None if kept is None else kept["record"]
 
-    def _kept(self, kind: Kind, key: str) -> tuple[Record, dict[str, str]] | None:
+    def _kept(self, kind: Kind, key: str) -> dict[str, Any] | None:
         """A record, and the checksums of its files."""
         path = self._path(kind, key, "json")
         try:
-            kept = json.loads(path.read_bytes())
-            record, sums = kept["record"], kept["files"]
-            if _sum(record, sums) != kept["sum"]:
-                return None
+            kept = read_record(path)
             os.utime(path)  # looked at just now
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except OSError:
             return None
-        return record, sums
+        return kept
 
     @overload
     def get(self, kind: Literal["results"], key: str) -> Result: ...
@@ -119,12 +113,9 @@ class Store:
     def content(self, kind: Kind, key: str, suffix: str) -> bytes:
         """A file of a record; with a damaged one goes the record, so that it is made again."""
         path, kept = self._path(kind, key, suffix), self._kept(kind, key)
-        try:
-            content = path.read_bytes()
-        except OSError:
-            content = b""
-        if kept is None or checksum(content) != kept[1].get(suffix):
-            if kept is not None and suffix in kept[1]:
+        content = None if kept is None else read_file(path.parent, kept, path.name)
+        if content is None:
+            if kept is not None and path.name in kept.get("files", {}):
                 path.with_suffix(".json").unlink(missing_ok=True)
             raise _gone(kind, key)
         return content
@@ -169,14 +160,6 @@ def _files(folder: Path) -> dict[Path, list[Path]]:
         if own is not None:
             own.append(folder / name)
     return found
-
-
-def _write(path: Path, content: bytes) -> None:
-    write_atomically(path, lambda file: file.write(content))
-
-
-def _sum(record: Record, files: Mapping[str, str]) -> str:
-    return checksum(json.dumps([record, files]).encode())
 
 
 def _gone(kind: Kind, key: str) -> Gone:
