@@ -26,6 +26,7 @@ learned metrics
 methods
 results catalogue
 api
+evaluation
 bench files demo
 web interop doctor truth
 cli

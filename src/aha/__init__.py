@@ -8,8 +8,8 @@ from aha.errors import AhaError, AhaWarning
 if TYPE_CHECKING:
     from aha import targets
     from aha.api import explain, explain_batches
-    from aha.bench.evaluate import evaluate
     from aha.bench.recommend import recommend
+    from aha.evaluation.evaluate import evaluate
     from aha.learned.explainer import Explainer
     from aha.learned.training import train
     from aha.methods import Method, list_methods, load_method
@@ -49,7 +49,7 @@ _HOMES = {
     "Method": "aha.methods",
     "Scores": "aha.results.score_table",
     "TargetModel": "aha.models",
-    "evaluate": "aha.bench.evaluate",
+    "evaluate": "aha.evaluation.evaluate",
     "explain": "aha.api",
     "explain_batches": "aha.api",
     "list_methods": "aha.methods",

@@ -224,13 +224,7 @@ class Asked:
             yield batch, self.model
             return
         for row, subject in enumerate(batch.subjects):
-            part = slice(row, row + 1)
-            own = Batch(
-                batch.inputs[part],
-                [subject],
-                None if batch.labels is None else batch.labels[part],
-                None if batch.positions is None else batch.positions[part],
-            )
+            own = batch.part([row])
             yield own, self.objective.view(self.whole, Shown(own.inputs, subject.geometry))
 
     def named(self, explanation: Explanation) -> Explanation:
@@ -388,6 +382,16 @@ def _compute(
         chunks.run(work, len(own))
     order = range(len(methods))
     return torch.stack([maps[row] for row in order]), [distributions[row] for row in order if row in distributions]
+
+
+def maps_of(model: TargetModel, method: Method, inputs: Tensor, classes: Tensor) -> Tensor:
+    """Maps (B, H, W) at the size of the inputs (B, C, H, W), one class (B,) each, of a method that has its seed.
+
+    For those who need no more of an explanation than its map: metrics that run a method again, and cards.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        maps, _ = _compute(model, [method] * len(inputs), inputs, classes, Chunks(model.chunks.size))
+        return _at_input_size(maps, (inputs.shape[-2], inputs.shape[-1]), method)
 
 
 def _taken(images: Tensor, rows: list[int]) -> Tensor:

@@ -213,7 +213,7 @@ class FileRun:
         rows = [row for row, image in enumerate(images) if not self._has_maps(image, method)]
         if not rows:
             return
-        part = Batch(batch.inputs[rows], [batch.subjects[row] for row in rows])
+        part = batch.part(rows)
         labels = [images[row].label or 0 for row in rows] if self._target == "label" else None
         of_each = self._asked_of.objective is not None and self._asked_of.objective.is_per_image
         asked = (self._asked_of.whole, self._target) if of_each else (self._model, self._asked_of.classes)

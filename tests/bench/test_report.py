@@ -164,7 +164,7 @@ def test_the_choice_of_a_filter_is_that_of_one_model(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = iter((["00.png"], ["01.png", "02.png"]))
-    monkeypatch.setattr("aha.bench.subjects.mda_filter", lambda *_: next(chosen))
+    monkeypatch.setattr("aha.bench.inputs.mda_filter", lambda *_: next(chosen))
     for text in "abab":
         model = tiny_model()
         model.spec = f"clip:tiny[{text}]"

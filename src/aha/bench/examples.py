@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from aha.bench.records import MapPlace
-from aha.bench.runs import Group, Run
+from aha.bench.run_reader import Group, Run
 from aha.bench.store import read_map, read_picture
 from aha.bench.tables import better, headline
 from aha.drawing.render import overlay

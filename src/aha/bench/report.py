@@ -27,7 +27,7 @@ from aha.bench.charts import Save, draw_curves, draw_trade_off, mean_of
 from aha.bench.examples import Example, example_images
 from aha.bench.papers import Printed, printed_beside
 from aha.bench.plan import as_toml, plan_of
-from aha.bench.runs import Group, Run, read_run
+from aha.bench.run_reader import Group, Run, read_run
 from aha.bench.tables import (
     SHADED,
     Breakdown,

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
-from aha.bench.runs import Column, Group
+from aha.bench.run_reader import Column, Group
 from aha.bench.significance import LEVEL, holm, paired_p
 from aha.metrics import ARROWS, directions, side_columns
 from aha.metrics.base import Direction

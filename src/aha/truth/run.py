@@ -15,8 +15,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from aha.bench.plan import make_plans
+from aha.bench.run_reader import Run
 from aha.bench.runner import BenchRun
-from aha.bench.runs import Run
 from aha.core.disk import write_atomically, writing
 from aha.errors import ModelError, SpecError
 from aha.truth.prepared import Prepared, prepare
