@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from aha.core.interrupts import interrupts_wait
@@ -25,6 +24,7 @@ from aha.errors import ImageError, MapWarning, ModelError, SpecError, warn
 from aha.learned.explainer import Explainer
 from aha.methods import Method, check_fit, default_method, load_method
 from aha.methods.aha import AHA
+from aha.methods.base import UPSAMPLING, enlarged
 from aha.methods.machinery.distribution import Distribution
 from aha.methods.var import Var
 from aha.metrics import Sample
@@ -35,9 +35,6 @@ from aha.results.cards import CardMaker
 from aha.results.explanation import Explanation
 from aha.results.explanations import Explanations
 from aha.targets.base import Objective, Shown, read_target
-
-UPSAMPLING = "bilinear"  # ranks, and so metrics, depend on it: it is part of every manifest
-
 
 Methods = list[str] | list[Method] | list[str | Method] | tuple[str | Method, ...]
 
@@ -403,10 +400,7 @@ def _at_input_size(maps: Tensor, size: tuple[int, int], method: Method) -> Tenso
     """Native maps (B, h, w) as float32 at the size of the model input."""
     if maps.dim() != 3:
         raise ModelError(f"{method} returned maps of shape {tuple(maps.shape)}, not (batch, height, width)")
-    maps = maps.float()
-    if maps.shape[1:] == size:
-        return maps
-    return F.interpolate(maps[:, None], size=size, mode=UPSAMPLING, align_corners=False)[:, 0]
+    return enlarged(maps, size)
 
 
 def _warn_of_unusable(explanation: Explanation, outputs: Tensor) -> None:

@@ -16,6 +16,7 @@ from operator import or_
 from typing import ClassVar, Self, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from aha.core.registry import Registry, nearest_names
@@ -27,6 +28,8 @@ from aha.methods.cost import Cost
 from aha.models import NOTHING, Captures, TargetModel, Trace
 from aha.perturb.partitions import PARTITIONS, Partition
 from aha.perturb.references import REFERENCES, Reference, check_reference
+
+UPSAMPLING = "bilinear"  # ranks, and so metrics, depend on it: it is part of every manifest
 
 Layer = int | str
 """Which layer: counted from the end, -1 being the last, or by the name of its module."""
@@ -333,3 +336,11 @@ def runs_of_one_image(images: Tensor) -> Iterator[slice]:
         if row == len(images) or not torch.equal(images[row], images[start]):
             yield slice(start, row)
             start = row
+
+
+def enlarged(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Native maps (B, h, w) as float32 (B, H, W) at the size of the model input."""
+    maps = maps.float()
+    if maps.shape[1:] == size:
+        return maps
+    return F.interpolate(maps[:, None], size=size, mode=UPSAMPLING, align_corners=False)[:, 0]

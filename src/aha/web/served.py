@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aha import __version__
-from aha.api import UPSAMPLING
 from aha.errors import ModelError
 from aha.methods import Method, check_fit
 from aha.methods.aha import AHA
+from aha.methods.base import UPSAMPLING
 from aha.models import TargetModel
 from aha.web.payloads import ScoredClass
 from aha.web.policy import allowed_method, check_budget
