@@ -19,7 +19,7 @@ from study_results import BASE, FORMER_PROTOCOL, NAMES, Result, markdown
 from aha.bench import read_run
 from aha.bench.papers import printed_beside, printed_values
 from aha.bench.papers.tables import METHODS, PAPERS
-from aha.bench.runs import Group
+from aha.bench.run_reader import Group
 from aha.bench.tables import differences
 from aha.metrics.curves import AVERAGE
 from aha.metrics.statistics import spearman

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from aha.bench.runs import Group
+from aha.bench.run_reader import Group
 from aha.bench.tables import differences
 from aha.methods import load_method
 from aha.metrics.curves import AVERAGE

@@ -27,13 +27,13 @@ import torch
 from PIL import Image
 
 import aha
-from aha.api import UPSAMPLING
 from aha.core.disk import result_key, write_atomically
 from aha.data.batches import Batch, iter_batches
 from aha.demo import MODEL, photographs
 from aha.drawing.render import contact_sheet
 from aha.errors import AhaError
 from aha.methods import list_methods, load_method
+from aha.methods.base import UPSAMPLING
 from aha.metrics import Case, Sample
 from aha.metrics.ins_del import InsDel
 from aha.models import TargetModel

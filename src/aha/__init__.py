@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from aha.api import explain, explain_batches
     from aha.auditing.audit import Audit
     from aha.auditing.run import audit
-    from aha.bench.evaluate import evaluate
     from aha.bench.plan import Plan
     from aha.bench.recommend import recommend
     from aha.bench.recommendation import Recommendation
+    from aha.evaluation.evaluate import evaluate
     from aha.learned.explainer import Explainer
     from aha.learned.export import export_onnx
     from aha.learned.settings import TrainConfig, load_settings
@@ -83,7 +83,7 @@ _HOMES = {
     "TrainConfig": "aha.learned.settings",
     "Audit": "aha.auditing.audit",
     "audit": "aha.auditing.run",
-    "evaluate": "aha.bench.evaluate",
+    "evaluate": "aha.evaluation.evaluate",
     "explain": "aha.api",
     "explain_batches": "aha.api",
     "export_onnx": "aha.learned.export",

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from aha.core.axes import resized
 from aha.core.interrupts import interrupts_wait
 from aha.core.progress import Listener, in_parts, part
 from aha.core.progress_line import shown
@@ -25,6 +24,7 @@ from aha.errors import ImageError, MapWarning, ModelError, SpecError, warn
 from aha.learned.explainer import Explainer
 from aha.methods import Method, check_fit, default_method, load_method
 from aha.methods.aha import AHA
+from aha.methods.base import UPSAMPLING, enlarged
 from aha.methods.machinery.distribution import Distribution
 from aha.metrics import Sample
 from aha.models import AnyModel, TargetModel, load_model, loads_its_model
@@ -34,9 +34,6 @@ from aha.results.cards import CardMaker
 from aha.results.explanation import Explanation
 from aha.results.explanations import Explanations
 from aha.targets.base import Objective, Shown, read_target
-
-UPSAMPLING = "bilinear"  # ranks, and so metrics, depend on it: it is part of every manifest
-
 
 Methods = list[str] | list[Method] | list[str | Method] | tuple[str | Method, ...]
 
@@ -224,13 +221,7 @@ class Asked:
             yield batch, self.model
             return
         for row, subject in enumerate(batch.subjects):
-            part = slice(row, row + 1)
-            own = Batch(
-                batch.inputs[part],
-                [subject],
-                None if batch.labels is None else batch.labels[part],
-                None if batch.positions is None else batch.positions[part],
-            )
+            own = batch.part([row])
             yield own, self.objective.view(self.whole, Shown(own.inputs, subject.geometry))
 
     def named(self, explanation: Explanation) -> Explanation:
@@ -386,6 +377,16 @@ def _compute(
     return torch.stack([maps[row] for row in order]), [distributions[row] for row in order if row in distributions]
 
 
+def maps_of(model: TargetModel, method: Method, inputs: Tensor, classes: Tensor) -> Tensor:
+    """Maps (B, H, W) at the size of the inputs (B, C, H, W), one class (B,) each, of a method that has its seed.
+
+    For those who need no more of an explanation than its map: metrics that run a method again, and cards.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        maps, _ = _compute(model, [method] * len(inputs), inputs, classes, Chunks(model.chunks.size))
+        return _at_input_size(maps, (inputs.shape[-2], inputs.shape[-1]), method)
+
+
 def _taken(images: Tensor, rows: list[int]) -> Tensor:
     """Some of the images; not copied where they are all."""
     return images if rows == list(range(len(images))) else images[rows]
@@ -396,8 +397,7 @@ def _at_input_size(maps: Tensor, size: tuple[int, ...], method: Method) -> Tenso
     if maps.dim() != len(size) + 1:
         places = "(batch, height, width)" if len(size) == 2 else "(batch, depth, height, width)"
         raise ModelError(f"{method} returned maps of shape {tuple(maps.shape)}, not {places}")
-    maps = maps.float()
-    return maps if maps.shape[1:] == size else resized(maps, size)
+    return enlarged(maps, size)
 
 
 def _warn_of_unusable(explanation: Explanation, outputs: Tensor) -> None:

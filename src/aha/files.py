@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aha import __version__
-from aha.api import UPSAMPLING, Asked, explain
+from aha.api import Asked, explain
 from aha.core.disk import MANIFEST, result_key
 from aha.core.progress import Listener, heard_by, in_shares
 from aha.data.batches import Batch, Subject
@@ -24,7 +24,7 @@ from aha.data.images import read_image
 from aha.data.targets import resolve_targets
 from aha.errors import ImageError, ModelError, OutputError, TargetError
 from aha.methods import Method, check_fit
-from aha.methods.base import in_one_pass
+from aha.methods.base import UPSAMPLING, in_one_pass
 from aha.models import NOTHING, TargetModel
 from aha.results.folder import MapRecord, ResultFolder, ResultItem
 from aha.results.index_page import write_index
@@ -213,7 +213,7 @@ class FileRun:
         rows = [row for row, image in enumerate(images) if not self._has_maps(image, method)]
         if not rows:
             return
-        part = Batch(batch.inputs[rows], [batch.subjects[row] for row in rows])
+        part = batch.part(rows)
         labels = [images[row].label or 0 for row in rows] if self._target == "label" else None
         of_each = self._asked_of.objective is not None and self._asked_of.objective.is_per_image
         asked = (self._asked_of.whole, self._target) if of_each else (self._model, self._asked_of.classes)

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import aha
+from aha.data.batches import iter_batches
 from aha.data.mosaics import build_mosaics
 from aha.errors import AhaWarning, CapabilityError, MetricError, MissingExtra, OutputError, SpecError, UnknownName
+from aha.methods.center_map import CenterMap
 from aha.metrics import METRICS, load_metric
 from aha.metrics.protocols import PROTOCOLS, load_protocols
 from aha.models.memory import PeakMemory
@@ -51,6 +53,24 @@ def test_rows_are_tidy(model, images) -> None:
     assert row.protocol == QUICK  # a metric on its own is its own protocol, in full
     assert {row.protocol for row in scores.rows} == {QUICK, "insertion(steps=4)"}
     assert not scores.failures
+
+
+def test_an_image_on_which_a_method_fails_does_not_spoil_its_batch(model, images, monkeypatch) -> None:
+    found = CenterMap.__call__
+    (wanted,) = aha.evaluate(model, images, "center_map", "sparseness").values("center_map", "gini")[1:2]
+
+    def fails_for_the_first(self, model, images, classes):
+        if bool((images == first).all(dim=(1, 2, 3)).any()):
+            raise CapabilityError("not this image")
+        return found(self, model, images, classes)
+
+    first = next(iter_batches(model, images, 8)).inputs[0]
+    monkeypatch.setattr(CenterMap, "__call__", fails_for_the_first)
+    with pytest.warns(AhaWarning, match="not this image"):
+        scores = aha.evaluate(model, images, "center_map", "sparseness")
+    assert [(failure.image, failure.reason) for failure in scores.failures] == [("image-0", "not this image")]
+    values = scores.values("center_map", "gini")
+    assert len(values) == len(images) - 1 and values[0] == wanted
 
 
 def test_clean_images_and_references_are_shown_once_for_all_methods(images) -> None:

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from aha.bench.race_record import Race
-from aha.bench.runs import Group
+from aha.bench.run_reader import Group
 from aha.bench.sentence import sentence
 from aha.bench.significance import holm, paired_p
 from aha.bench.standings import scores_by, standings_of

@@ -19,7 +19,7 @@ from aha.models import load_model
 from aha.models.preprocessing import Geometry
 from aha.results import gallery
 from aha.results.explanation import Explanation
-from aha.results.gallery import Cell, ExplainedClass, Frame, Gallery, MethodColumn, Photograph, Prediction
+from aha.results.gallery import ExplainedClass, Frame, Gallery, MapCell, MethodColumn, Photograph, Prediction
 
 VOID = {"meta", "img", "wbr", "br"}
 
@@ -132,7 +132,7 @@ def test_names_cannot_break_the_page(page: Gallery) -> None:
 
 
 def test_notes_are_shown_below_their_cell(page: Gallery) -> None:
-    cell = Cell("data:image/jpeg;base64,", 0.0, 1.0, is_signed=False, notes=("deletion 0.12", "insertion 0.80"))
+    cell = MapCell("data:image/jpeg;base64,", 0.0, 1.0, is_signed=False, notes=("deletion 0.12", "insertion 0.80"))
     classes = [ExplainedClass("tabby", 0.75, [cell])]
     photograph = Photograph("A cat", "data:,", "data:,", Frame(0, 0, 100, 100), [], classes)
     words = " ".join(Outline(gallery.page(replace(page, photographs=[photograph]))).texts)

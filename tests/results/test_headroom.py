@@ -83,7 +83,7 @@ def test_an_evaluation_and_a_card_say_the_same(images: Tensor) -> None:
 
 
 def test_a_search_measures_and_does_not_win() -> None:
-    from aha.bench.runs import Group
+    from aha.bench.run_reader import Group
     from aha.bench.tables import summary_tables, verdict
 
     group = Group("made up", "0" * 12, "top1", made_up(12))

@@ -20,7 +20,7 @@ from aha.truth import trials_of
 from aha.truth.pasted import Pasted
 from aha.truth.photographs import Photographs, read_photographs
 from aha.truth.prepared import FACTS, WEIGHTS, prepare
-from aha.truth.run import Line, area_under_roc, detection
+from aha.truth.run import TruthLine, area_under_roc, detection
 from aha.truth.scenes import KINDS, SIDES, Kind, Scene
 from aha.truth.shortcuts import MARKS, Mark, Shortcut
 from command_line import assert_refused, run
@@ -110,8 +110,8 @@ def test_area_under_roc() -> None:
 
 
 def test_detection_takes_networks_that_are_clearly_of_either_kind() -> None:
-    alone = [Line(f"shortcut-tag-{n}-0", "", "turned", t, None, 1) for n, t in enumerate((0.9, 0.2, 0.0))]
-    maps = [Line(f"shortcut-tag-{n}-0", "m", "mass_in_truth", v, 0.1, 9) for n, v in enumerate((0.5, 0.9, 0.4))]
+    alone = [TruthLine(f"shortcut-tag-{n}-0", "", "turned", t, None, 1) for n, t in enumerate((0.9, 0.2, 0.0))]
+    maps = [TruthLine(f"shortcut-tag-{n}-0", "m", "mass_in_truth", v, 0.1, 9) for n, v in enumerate((0.5, 0.9, 0.4))]
     (found,) = detection(alone, maps)
     assert (found.set, found.metric, found.mean, found.n) == ("shortcut-tag", "shortcut_auroc", 1.0, 2)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aha.auditing.checks import Shown
 from aha.auditing.record import Asked
 from aha.auditing.thresholds import Thresholds
-from aha.bench.runs import Group, Run
+from aha.bench.run_reader import Group, Run
 from aha.metrics import load_metric
 
 

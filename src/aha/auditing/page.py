@@ -26,7 +26,7 @@ from aha.auditing.plans import KNOWN, UNSEEN, curves, ins_del
 from aha.auditing.record import read_asked
 from aha.auditing.subject import subject
 from aha.auditing.thresholds import FILE, read_thresholds, shipped_thresholds
-from aha.bench.runs import read_run
+from aha.bench.run_reader import read_run
 from aha.core.disk import versions, write_atomically, writing
 from aha.errors import OutputError
 from aha.metrics import load_metric

@@ -17,8 +17,8 @@ from pathlib import Path
 from aha.bench.compare import Comparison, compare_runs
 from aha.bench.plan import Plan, read_plans
 from aha.bench.report import write_report
+from aha.bench.run_reader import Run, merge_runs, read_run
 from aha.bench.runner import BenchRun, Step
-from aha.bench.runs import Run, merge_runs, read_run
 from aha.models import TargetModel
 
 __all__ = [

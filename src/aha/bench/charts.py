@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from aha.bench.runs import Group
+from aha.bench.run_reader import Group
 from aha.bench.tables import better, headline, summary_tables
 from aha.results.figures import as_bytes, plot_curves, plot_trade_off
 from aha.results.score_table import Scores

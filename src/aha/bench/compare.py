@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from aha.bench.runs import Column, Group, Run, read_run
+from aha.bench.run_reader import Column, Group, Run, read_run
 from aha.bench.significance import LEVEL, holm, paired_p
 from aha.bench.tables import better, differences, head_of, values_by_image
 from aha.errors import OutputError

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from aha.bench.records import MapPlace
-from aha.bench.runs import Group, Run
+from aha.bench.run_reader import Group, Run
 from aha.bench.store import read_map, read_picture
 from aha.bench.tables import better, headline
 from aha.drawing.render import overlay
@@ -21,7 +21,7 @@ _WIDTH = 320  # twice what the page shows, for dense screens
 
 
 @dataclass(frozen=True)
-class Example:
+class ExampleImage:
     """An image that tells methods apart, or on which all of them fail."""
 
     why: str
@@ -32,7 +32,7 @@ class Example:
     cells: Sequence[tuple[str, str, float | None]]
 
 
-def example_images(run: Run, group: Group, methods: Sequence[str] = ()) -> list[Example]:
+def example_images(run: Run, group: Group, methods: Sequence[str] = ()) -> list[ExampleImage]:
     """Images on which methods disagree most, or reach least of what is possible, or fail; needs kept maps.
 
     With `methods`, only these are looked at.
@@ -74,7 +74,7 @@ def example_images(run: Run, group: Group, methods: Sequence[str] = ()) -> list[
         except (OSError, ValueError):
             continue  # maps that were moved away are no reason for not having a report
         label, score = run.class_name(group.model, target), group.facts[image, target].score
-        cases.append(Example(why, image, label, score, embedded(picture, _WIDTH), cells))
+        cases.append(ExampleImage(why, image, label, score, embedded(picture, _WIDTH), cells))
     return cases
 
 

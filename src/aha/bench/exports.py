@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from aha.bench.run_reader import Group, Run, read_run
 from aha.bench.runner import BenchRun
-from aha.bench.runs import Group, Run, read_run
 from aha.bench.tables import Table, by_class, headline, summary_tables
 from aha.core.disk import write_atomically, writing
 from aha.errors import MissingExtra

@@ -26,15 +26,15 @@ from typing import NamedTuple
 import torch
 
 from aha.bench.budget import Account, Budget, BudgetSpent, metered
-from aha.bench.cells import Cells
 from aha.bench.plan import Plan, Work
 from aha.bench.race_record import Race
 from aha.bench.ranking import FAITHFULNESS, faithfulness, median, own_group, ranking
+from aha.bench.run_reader import Group
 from aha.bench.runner import BenchRun, Step
-from aha.bench.runs import Group
 from aha.bench.significance import LEVEL, paired_p
 from aha.bench.store import RunStore
 from aha.bench.tables import differences
+from aha.bench.work_units import Cells
 from aha.core.disk import result_key
 from aha.core.progress_line import duration
 from aha.data.datasets import BenchImage, choose
@@ -430,14 +430,14 @@ class Racing:
 
     def _bench(self, methods: Sequence[str], images: int, metrics: Sequence[str] = ()) -> BenchRun:
         """The bench run of some of the methods on some of the images; all else is shared with the whole."""
-        run, subjects = copy(self.bench), copy(self.bench.subjects)
+        run, inputs = copy(self.bench), copy(self.bench.inputs)
         run.plan = replace(self.plan, limit=images, methods=tuple(methods), metrics=tuple(metrics) or self.plan.metrics)
         chosen = [method for method in self.bench.work.methods if str(method) in methods]
         run.work = Work(tuple(chosen), tuple(load_protocols(list(run.plan.metrics))))
         run.methods = run.work.methods
-        subjects.images = choose(self.bench.images, images, self.plan.seed)
-        subjects.count = len(subjects.images)
-        run.subjects = subjects
+        inputs.images = choose(self.bench.images, images, self.plan.seed)
+        inputs.count = len(inputs.images)
+        run.inputs = inputs
         run.cells = self._cells(run.work.methods, run.plan.metrics)
         return run
 

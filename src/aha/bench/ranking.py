@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aha.bench.race_record import Race
-from aha.bench.runs import Group, read_run
+from aha.bench.run_reader import Group, read_run
 from aha.bench.tables import differences
 from aha.metrics.curves import AVERAGE
 from aha.metrics.protocols import load_protocols

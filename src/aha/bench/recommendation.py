@@ -12,7 +12,7 @@ from aha.bench.examples import example_images
 from aha.bench.race_record import Race
 from aha.bench.ranking import own_group
 from aha.bench.report import REPORT
-from aha.bench.runs import read_run
+from aha.bench.run_reader import read_run
 from aha.bench.sentence import lag, sentence
 from aha.bench.standings import METRIC_OF, Standing, agreement_of, standings_of
 from aha.core.disk import write_atomically

@@ -24,10 +24,10 @@ from markupsafe import Markup, escape
 
 from aha.bench import exports
 from aha.bench.charts import Save, draw_curves, draw_trade_off, mean_of
-from aha.bench.examples import Example, example_images
+from aha.bench.examples import ExampleImage, example_images
 from aha.bench.papers import Printed, printed_beside
 from aha.bench.plan import as_toml, plan_of
-from aha.bench.runs import Group, Run, read_run
+from aha.bench.run_reader import Group, Run, read_run
 from aha.bench.tables import (
     SHADED,
     Breakdown,
@@ -65,7 +65,7 @@ class Section:
     cost: Sequence[tuple[str, float, float, float]]
     confidence: Breakdown | None
     classes: Breakdown | None
-    examples: Sequence[Example]
+    examples: Sequence[ExampleImage]
     example_metric: str
     failures: Sequence[tuple[str, str, str, int]]
     printed: Sequence[Printed]

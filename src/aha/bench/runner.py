@@ -12,21 +12,26 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from aha.api import Asked
-from aha.bench.cells import Cells, Measured
-from aha.bench.plan import Plan, Work, check_plan, fitted
+from aha.bench.inputs import Inputs
+from aha.bench.plan import FEW, Plan, Work, check_plan, fitted
 from aha.bench.records import Cell, PlanEntry, RunSettings
-from aha.bench.saved import SavedMaps, find_saved
-from aha.bench.scoring import Scoring, Sink
+from aha.bench.run_sink import CellWriter, RunSink
 from aha.bench.store import RunStore, current_keys, other_setting, read_plans_of
-from aha.bench.subjects import Subjects
+from aha.bench.work_units import Cells, Measured
 from aha.core.disk import check_writable, result_key, versions
 from aha.core.launch import launched_device, launched_share, parts_of
 from aha.core.store import Store
+from aha.data.batches import Batch
 from aha.data.datasets import BenchImage
-from aha.errors import AhaWarning, MetricError, OutputError, SpecError, TargetError, warn
+from aha.errors import AhaError, AhaWarning, MetricError, OutputError, SpecError, TargetError, warn
+from aha.evaluation.loop import Loop
+from aha.evaluation.map_sources import MapSource, MethodMaps
+from aha.evaluation.saved_maps import SavedMaps, find_saved
+from aha.methods import Method
 from aha.models import TargetModel, load_model
 
 ENGINES = "engines.jsonl"
@@ -52,7 +57,7 @@ class BenchRun:
         model: the loaded model.
         work: methods and protocols, and what was left out of them.
         methods: whose maps are scored: those of the work, and saved ones.
-        subjects: the images of all processes; this one does its share of them.
+        inputs: the images of all processes; this one does its share of them.
         cells: what is known of each image's cells.
     """
 
@@ -74,7 +79,7 @@ class BenchRun:
         earlier = read_plans_of(self.out)
         self._check_settings(earlier)
         self._warn_of_lost_maps(earlier)
-        self.subjects = Subjects(plan, self.model, self.work.protocols, earlier)
+        self.inputs = Inputs(plan, self.model, self.work.protocols, earlier)
         self.methods: tuple[Measured, ...] = (*self.work.methods, *self._saved())
         self.cells = Cells(
             self.model, self.methods, self.work.protocols, self.target_kinds, plan.seed, current_keys(self.out)
@@ -83,46 +88,46 @@ class BenchRun:
     @property
     def target_kinds(self) -> tuple[str, ...]:
         """Kinds of target, in the order in which they are done."""
-        return self.subjects.target_kinds
+        return self.inputs.target_kinds
 
     @property
     def images(self) -> list[BenchImage]:
         """All images of the plan."""
-        return self.subjects.images
+        return self.inputs.images
 
     @property
     def num_images(self) -> int:
         """Number of images, or of the mosaics that are made of them, of all processes."""
-        return self.subjects.count
+        return self.inputs.count
 
     @property
     def total(self) -> int:
         """Number of cells of this process, finished ones included."""
-        if self.subjects.are_mosaics:
+        if self.inputs.are_mosaics:
             return self.cells.per_image * len(parts_of(self.num_images, self._share))
         return sum(self.cells.count(image) for image in self._own_images())
 
     @property
     def pending(self) -> int:
         """Number of cells of this process that are still to be done."""
-        if self.subjects.are_mosaics:  # which ones are done shows when they are built
+        if self.inputs.are_mosaics:  # which ones are done shows when they are built
             return self.total
         return sum(len(self.cells.missing(image)) for image in self._own_images())
 
     def pending_images(self) -> Iterator[BenchImage]:
         """This process's images, or mosaics, that have missing cells."""
-        are_mosaics = self.subjects.are_mosaics
-        candidates = self.subjects.mosaics(self._share) if are_mosaics else iter(self._own_images())
+        are_mosaics = self.inputs.are_mosaics
+        candidates = self.inputs.mosaics(self._share) if are_mosaics else iter(self._own_images())
         return (image for image in candidates if self.cells.missing(image))
 
     def planned_keys(self) -> set[str]:
         """What the cells of the plan are known by, of all processes."""
-        images = self.subjects.mosaics((0, 1)) if self.subjects.are_mosaics else iter(self.images)
+        images = self.inputs.mosaics((0, 1)) if self.inputs.are_mosaics else iter(self.images)
         return {key for image in images for key in self.cells.keys(image)}
 
     def inputs_of(self, image: BenchImage) -> Tensor:
         """The model input (C, H, W) of an image, on the model's device."""
-        return self.subjects.read(image).inputs.to(self.model.device)
+        return self.inputs.read(image)[0].to(self.model.device)
 
     def run(self, on_step: Callable[[Step], None] = lambda step: None) -> None:
         """Does what is missing; whatever ends it, what was done is in the folder."""
@@ -135,33 +140,53 @@ class BenchRun:
             finally:
                 self._note_engine()
 
-    def feed(self, sink: Sink, images: Iterator[BenchImage], on_step: Callable[[Step], None]) -> None:
-        """Computes the missing cells of the images into the sink."""
+    def feed(self, writer: CellWriter, images: Iterator[BenchImage], on_step: Callable[[Step], None]) -> None:
+        """Computes the missing cells of the images."""
         synced = time.monotonic()
 
         def deliver(cells: list[Cell]) -> None:
             nonlocal synced
-            sink.add(cells)
+            writer.add(cells)
             if time.monotonic() - synced > _SYNC_SECONDS:
-                sink.sync()
+                writer.sync()
                 synced = time.monotonic()
             for method in dict.fromkeys(cell["method"] for cell in cells):
                 own = [cell for cell in cells if cell["method"] == method]
                 on_step(Step(len(own), sum(not cell["found"] for cell in own), method))
 
-        scoring = Scoring(
-            self.model,
-            self.methods,
-            self.subjects,
-            self.cells,
-            self.plan.seed,
-            self.plan.maps,
-            sink,
-            deliver,
-            self.work.protocols,
-        )
+        sink = RunSink(self.cells, writer, deliver, self.plan.maps, {image.id for image in self.images[:FEW]})
+        sources: list[MapSource] = [
+            MethodMaps(self.model, m, self.plan.seed, Exception) if isinstance(m, Method) else m for m in self.methods
+        ]
+        loop = Loop(self.model, sources, self.work.protocols, sink, Exception)
         while part := list(islice(images, self.plan.batch_size)):
-            scoring.images(part)
+            self._score(loop, sink, part)
+
+    def _score(self, loop: Loop, sink: RunSink, part: Sequence[BenchImage]) -> None:
+        """Delivers all cells of the images that are missing."""
+        images, read = [], []
+        for image in part:
+            try:
+                read.append(self.inputs.read(image))
+                images.append(image)
+            except (AhaError, OSError) as error:
+                sink.fail(image, str(error))
+        if not images:
+            return
+        sink.images = {image.id: image for image in images}
+        batch = Batch(torch.stack([inputs for inputs, _ in read]), [subject for _, subject in read])
+        try:
+            opened = loop.open(
+                batch, self.inputs.truth(images), lambda _, outputs: self.inputs.classes(images, outputs)
+            )
+        except Exception as error:  # whatever it was: the other images go on
+            if len(images) > 1:
+                for image in images:
+                    self._score(loop, sink, [image])
+            else:
+                sink.fail(images[0], f"{type(error).__name__}: {error}")
+            return
+        opened.score()
 
     def record(self) -> PlanEntry:
         """What the report says about how its numbers came about."""
@@ -179,7 +204,7 @@ class BenchRun:
             "asked": list(self.target_kinds),
             "images": self.num_images,
             "left_out": self.work.left_out,
-            "kept": self.subjects.kept,
+            "kept": self.inputs.kept,
             "device": str(self.model.device),
             "versions": versions(),
         }
@@ -207,11 +232,11 @@ class BenchRun:
         """Saved maps of the images, refused where they cannot be scored."""
         if not self.plan.saved:
             return []
-        if self.subjects.are_mosaics:
+        if self.inputs.are_mosaics:
             raise MetricError("mosaics need methods, not saved maps")
         if any("method" in protocol.needs for protocol in self.work.protocols):
             raise MetricError("this protocol has to run the method again; maps alone are not enough")
-        found = find_saved(self.plan.saved, self.subjects.images, self.plan.seed)
+        found = find_saved(self.plan.saved, self.inputs.images, self.plan.seed)
         both = {saved.name for saved in found} & {str(method) for method in self.work.methods}
         if both:
             raise SpecError(f"{both.pop()} is both a method and saved maps; measure them in separate folders")

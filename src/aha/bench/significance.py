@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
-from scipy.special import stdtr
+from scipy.stats import ttest_1samp
 
 LEVEL = 0.05
 ROUNDING = 1e-9
@@ -27,14 +27,7 @@ def paired_p(differences: Sequence[float]) -> float:
     largest = max(abs(d) for d in differences)
     if max(differences) - min(differences) <= ROUNDING * largest:
         return 1.0 if largest == 0 else 2.0 ** (1 - n)
-    mean = math.fsum(differences) / n
-    variance = math.fsum((d - mean) ** 2 for d in differences) / (n - 1)
-    return student_tail(mean / math.sqrt(variance / n), n - 1)
-
-
-def student_tail(t: float, freedom: int) -> float:
-    """Probability that Student's t is farther from zero than `t`."""
-    return 2 * float(stdtr(freedom, -abs(t)))
+    return float(ttest_1samp(differences, 0.0).pvalue)
 
 
 def holm(p_values: Mapping[K, float]) -> dict[K, float]:

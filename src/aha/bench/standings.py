@@ -11,7 +11,7 @@ import torch
 
 from aha.bench.race_record import Race
 from aha.bench.ranking import faithfulness, last_round, median, ranking
-from aha.bench.runs import Group
+from aha.bench.run_reader import Group
 from aha.bench.significance import LEVEL
 from aha.bench.tables import against_best, better, values_by_image
 from aha.metrics.statistics import spearman

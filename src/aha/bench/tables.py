@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
-from aha.bench.runs import Column, Group
+from aha.bench.run_reader import Column, Group
 from aha.bench.significance import LEVEL, holm, paired_p
 from aha.metrics import ARROWS, directions, side_columns
 from aha.metrics.base import Direction
@@ -26,7 +26,7 @@ _MOST_DECIMALS = 4
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """One number of a table.
 
     Attributes:
@@ -62,13 +62,13 @@ class Table:
     note: str
     columns: Sequence[Column]
     heads: Sequence[str]
-    rows: Mapping[str, Mapping[Column, Entry]]
+    rows: Mapping[str, Mapping[Column, TableEntry]]
 
-    def mean(self, column: Column, entry: Entry) -> str:
+    def mean(self, column: Column, entry: TableEntry) -> str:
         """A mean in as many digits as its column is sure of, the same for all of it, so that they line up."""
         return f"{entry.mean:.{self._decimals[column]}f}"
 
-    def error(self, column: Column, entry: Entry) -> str:
+    def error(self, column: Column, entry: TableEntry) -> str:
         """A standard error in the digits of its mean."""
         return f"{entry.error:.{self._decimals[column]}f}"
 
@@ -79,7 +79,7 @@ class Table:
         }
 
 
-def _decimals(entries: Iterable[Entry]) -> int:
+def _decimals(entries: Iterable[TableEntry]) -> int:
     """Digits behind the point, so that the smallest error shows two of its own."""
     known = list(entries)
     scales = [e.error for e in known if e.error > 0] or [abs(e.mean) / 100 for e in known if e.mean]
@@ -112,14 +112,14 @@ def summary_tables(group: Group, *, each_reference: bool = False) -> list[Table]
             and column[0] not in aside
             and (each_reference or column[1] == AVERAGE or (protocol, column[0]) not in averaged)
         ]
-        rows: dict[str, dict[Column, Entry]] = defaultdict(dict)
+        rows: dict[str, dict[Column, TableEntry]] = defaultdict(dict)
         for column in columns:
             for method, entry in _entries(column, values[protocol, column]).items():
                 rows[method][column] = entry
         for row in figures:
             if row.protocol == protocol:
                 columns += [] if (row.metric, "") in columns else [(row.metric, "")]
-                rows[row.method][row.metric, ""] = Entry(row.mean, math.nan, row.n, 0, math.nan)
+                rows[row.method][row.metric, ""] = TableEntry(row.mean, math.nan, row.n, 0, math.nan)
         note = next((p.note for p in group.scores.protocols if p.name == protocol), "")
         order = [method for method in group.methods if method in rows]
         tables.append(
@@ -132,13 +132,13 @@ def _is_plain(row: SummaryRow, values: Mapping[tuple[str, Column], object]) -> b
     return (row.protocol, (row.metric, row.reference)) in values
 
 
-def _entries(column: Column, values: Mapping[str, Mapping[tuple[str, int], float]]) -> dict[str, Entry]:
+def _entries(column: Column, values: Mapping[str, Mapping[tuple[str, int], float]]) -> dict[str, TableEntry]:
     direction = better(column[0])
     means = {
         method: summarise(method, column[0], "", column[1], values_by_image(found)) for method, found in values.items()
     }
     if direction == "neither":
-        return {m: Entry(s.mean, s.standard_error, s.n, 0, math.nan) for m, s in means.items()}
+        return {m: TableEntry(s.mean, s.standard_error, s.n, 0, math.nan) for m, s in means.items()}
     sign = 1 if direction == "higher" else -1
     most = max((found.n for found in means.values()), default=0)
     # Means of few of the images may be those of easy ones: they stand behind.
@@ -148,7 +148,7 @@ def _entries(column: Column, values: Mapping[str, Mapping[tuple[str, int], float
     gaps = against_best(values, rivals, {method for method in rivals if method not in few})
     places = {method: place for place, method in enumerate(rivals, start=1)}
     return {
-        method: Entry(
+        method: TableEntry(
             means[method].mean,
             means[method].standard_error,
             means[method].n,

@@ -40,8 +40,8 @@ TRUTH = "truth:"
 if TYPE_CHECKING:
     from aha.bench.estimate import Estimate
     from aha.bench.plan import Plan
+    from aha.bench.run_reader import Run
     from aha.bench.runner import BenchRun
-    from aha.bench.runs import Run
 
 
 @with_model_options()
@@ -202,7 +202,7 @@ def _run_truth(
     from tempfile import TemporaryDirectory
 
     from aha.bench.report import write_report
-    from aha.bench.runs import read_run
+    from aha.bench.run_reader import read_run
     from aha.errors import SpecError
     from aha.truth.run import TruthRun, as_text
 
@@ -278,7 +278,7 @@ def _show_estimate(made: BenchRun, cost: Estimate) -> None:
 def _finish(out: Path, share: tuple[int, int], *, with_report: bool, json: bool, quiet: bool) -> None:
     """Reports; of several processes, the one that finds everything done."""
     from aha.bench.report import write_report
-    from aha.bench.runs import read_run
+    from aha.bench.run_reader import read_run
 
     read = read_run(out)
     if share[1] > 1 and any(group.missing for group in read.groups):
@@ -336,7 +336,7 @@ def report(
         _check_there(run)
         from aha.auditing.record import is_audit
         from aha.bench.report import write_report
-        from aha.bench.runs import read_run
+        from aha.bench.run_reader import read_run
 
         page = write_report(run, out)
         if is_audit(run):
@@ -375,7 +375,7 @@ def merge(
     """Merge the results of several runs into one, without duplicates."""
     with reported(debug=debug, quiet=quiet):
         _check_there(*runs)
-        from aha.bench.runs import merge_runs
+        from aha.bench.run_reader import merge_runs
 
         cells = merge_runs(runs, out)
         answer(lambda: {"run": str(out), "cells": cells}, lambda: f"{cells} results: {out}", json=json, quiet=quiet)

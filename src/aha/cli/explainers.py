@@ -11,7 +11,7 @@ from aha.cli.options import Debug, Json, Quiet
 from aha.cli.reporting import answer, print_json, reported
 
 if TYPE_CHECKING:
-    from aha.learned.library import Entry
+    from aha.learned.library import KnownExplainer
 
 app = typer.Typer(no_args_is_help=True, help="Explainers on this machine: list, show or forget them.")
 
@@ -55,7 +55,7 @@ def forget(explainer: Named, quiet: Quiet = False, debug: Debug = False) -> None
             typer.echo(f"Forgotten: {entry.explainer.config.target}")
 
 
-def _facts(entry: Entry) -> dict[str, Any]:
+def _facts(entry: KnownExplainer) -> dict[str, Any]:
     config = entry.explainer.config
     return {
         "digest": entry.explainer.digest,
@@ -68,7 +68,7 @@ def _facts(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _lines(entries: list[Entry]) -> str:
+def _lines(entries: list[KnownExplainer]) -> str:
     if not entries:
         return "none"
     rows = []

@@ -58,6 +58,18 @@ class Batch:
     positions: list[int] | None = None
     outputs: Tensor | None = None
 
+    def part(self, rows: list[int]) -> Batch:
+        """Some of the images; nothing is copied where they are all."""
+        if rows == list(range(len(self.inputs))):
+            return self
+        return Batch(
+            self.inputs[rows],
+            [self.subjects[row] for row in rows],
+            None if self.labels is None else self.labels[rows],
+            None if self.positions is None else [self.positions[row] for row in rows],
+            None if self.outputs is None else self.outputs[rows],
+        )
+
 
 Images: TypeAlias = Pictures | Dataset[Any] | DataLoader[Any] | Batch
 """A path, folder, PIL image, array, tensor, a list of these, a torch Dataset, a DataLoader, or a batch."""

@@ -24,7 +24,7 @@ _LONGEST_LABEL = 2**20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrainingImage:
     """One training image: a file, a stretch of a tar shard, or what a data set gives."""
 
     file: str
@@ -53,7 +53,7 @@ Data: TypeAlias = str | Path | Sequence[Any] | Dataset[Any]
 """A data text, a list of pictures or their paths, or a Dataset that is indexed."""
 
 
-def find_samples(source: Data, model: TargetModel) -> list[Sample]:
+def find_samples(source: Data, model: TargetModel) -> list[TrainingImage]:
     """All images at a source, labelled as every other command labels them (see `aha.data.datasets`).
 
     Pictures of a list or a Dataset have no labels: whether a Dataset has some is known only when all of it is read.
@@ -73,24 +73,24 @@ def find_samples(source: Data, model: TargetModel) -> list[Sample]:
     return [_sample(image) for image in images]
 
 
-def _of_list(source: Sequence[Any] | Dataset[Any], place: int) -> Sample:
+def _of_list(source: Sequence[Any] | Dataset[Any], place: int) -> TrainingImage:
     if not isinstance(source, Dataset) and isinstance(source[place], str | Path):
-        return Sample(str(source[place]))
+        return TrainingImage(str(source[place]))
 
     def read() -> Any:
         item = source[place]
         return item[0] if isinstance(item, tuple | list) else item
 
-    return Sample(f"image {place}", given=read)
+    return TrainingImage(f"image {place}", given=read)
 
 
-def _sample(image: BenchImage) -> Sample:
+def _sample(image: BenchImage) -> TrainingImage:
     if image.path is not None:
-        return Sample(str(image.path), image.label)
-    return Sample(image.id, image.label, given=image.read)
+        return TrainingImage(str(image.path), image.label)
+    return TrainingImage(image.id, image.label, given=image.read)
 
 
-def read_shards_at(path: Path) -> list[Sample]:
+def read_shards_at(path: Path) -> list[TrainingImage]:
     """Images inside the tar files at a path."""
     return [sample for shard in _shards(path) for sample in _in_shard(shard)]
 
@@ -108,7 +108,7 @@ def _shards(path: Path) -> list[Path]:
     return sorted(path.glob("*.tar")) if path.is_dir() else []
 
 
-def _in_shard(shard: Path) -> Iterator[Sample]:
+def _in_shard(shard: Path) -> Iterator[TrainingImage]:
     """Images of one shard; `NAME.cls` (a number) or `NAME.json` ({"label": number}) beside `NAME.jpg` is its label."""
     try:
         check_regular(shard)
@@ -124,7 +124,7 @@ def _in_shard(shard: Path) -> Iterator[Sample]:
                         content = archive.extractfile(member)
                         label = _label(content.read(_LONGEST_LABEL) if content else b"", suffix)
                 if image is not None:
-                    yield Sample(str(shard), label, image.offset_data, image.size)
+                    yield TrainingImage(str(shard), label, image.offset_data, image.size)
     except (OSError, tarfile.TarError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ImageError(f"cannot read the shard {shard}: {error}") from None
 

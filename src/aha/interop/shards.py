@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from aha import __version__
-from aha.api import UPSAMPLING
 from aha.core.disk import check_writable, result_key, versions
 from aha.core.launch import parts_of
 from aha.core.store import read_record, write_record
@@ -30,6 +29,7 @@ from aha.files import Failure
 from aha.interop.arrow import Batch, Explain, arrow, keys_of, pictures_of
 from aha.interop.shelf import SUFFIXES, Format, Shelf
 from aha.methods import Method, load_method
+from aha.methods.base import UPSAMPLING
 from aha.models import TargetModel
 
 RECORD = "shards.json"

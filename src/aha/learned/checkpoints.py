@@ -27,9 +27,9 @@ from torch import Tensor
 
 from aha.core.disk import remove_partials, result_key, write_atomically, writing
 from aha.core.store import locked
-from aha.data.samples import Sample
+from aha.data.samples import TrainingImage
 from aha.errors import OutputError
-from aha.learned.data import Batch
+from aha.learned.data import StepBatch
 from aha.learned.explainer import Explainer
 from aha.learned.settings import Settings, TrainConfig
 from aha.learned.zoo import Zoo
@@ -97,7 +97,7 @@ class RunFolder:
         self.out, self._settings = out, settings
 
     @contextmanager
-    def begin(self, zoo: Zoo, samples: Sequence[Sample], *, resume: bool) -> Iterator[None]:
+    def begin(self, zoo: Zoo, samples: Sequence[TrainingImage], *, resume: bool) -> Iterator[None]:
         """Takes the folder for this run, or checks that the run in it is the same one; no other process gets it."""
         description = {
             "target": zoo.spec,
@@ -163,7 +163,7 @@ class RunFolder:
         state.average, state.step, state.best = content["average"], int(content["step"]), float(content["best"])
         state.unrecorded = content["unrecorded"]
 
-    def record_failure(self, batch: Batch, step: int) -> Path:
+    def record_failure(self, batch: StepBatch, step: int) -> Path:
         """Writes down the batch that cannot be learnt from; returns the file."""
         record = {"step": step, "seed": self._settings.training.seed, "places": batch.places, "files": batch.files}
         _write_json(self.out / FAILED, record)
@@ -186,7 +186,7 @@ def _described(member: TargetModel) -> dict[str, Any]:
     return {"score": member.score.name, "precision": member.precision, "preprocessing": str(member.preprocessing)}
 
 
-def _digest_of(samples: Sequence[Sample]) -> str:
+def _digest_of(samples: Sequence[TrainingImage]) -> str:
     """Of the names, sizes and labels of all images: reading millions of files to be surer would take too long."""
     return result_key(*((sample.file, sample.num_bytes(), sample.label) for sample in samples))
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from aha.core.pictures import read_named
 from aha.data.images import read_image
-from aha.data.samples import Data, Sample, find_samples
+from aha.data.samples import Data, TrainingImage, find_samples
 from aha.errors import ImageError
 from aha.learned.seeds import CROP, HOLD_OUT, ORDER, generator_for
 from aha.learned.settings import TrainConfig
@@ -30,7 +30,7 @@ _MOST_UNREADABLE = 10
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepBatch:
     """One process's share of a step's images.
 
     Attributes:
@@ -49,7 +49,9 @@ class Batch:
 class StepImages(Dataset[tuple[Tensor, int, int, str]]):
     """The image at each place of a run: place p is in epoch p // N."""
 
-    def __init__(self, samples: Sequence[Sample], preprocessing: Sequence[Preprocessing], config: TrainConfig) -> None:
+    def __init__(
+        self, samples: Sequence[TrainingImage], preprocessing: Sequence[Preprocessing], config: TrainConfig
+    ) -> None:
         """`preprocessing[step]` makes the inputs of a step."""
         self._samples, self._preprocessing = samples, preprocessing
         self._seed, self._crop, self._batch_size = config.seed, config.crop, config.batch_size
@@ -78,7 +80,7 @@ class StepImages(Dataset[tuple[Tensor, int, int, str]]):
         left, top = round(x * (image.width - width)), round(y * (image.height - height))
         return image.crop((left, top, left + width, top + height))
 
-    def _sample(self, place: int) -> Sample:
+    def _sample(self, place: int) -> TrainingImage:
         epoch, index = divmod(place, len(self._samples))
         if self._order[0] != epoch:
             self._order = (epoch, torch.randperm(len(self._samples), generator=generator_for(self._seed, ORDER, epoch)))
@@ -87,7 +89,7 @@ class StepImages(Dataset[tuple[Tensor, int, int, str]]):
 
 def split_samples(
     data: Data, validation: Data | None, target: TargetModel, config: TrainConfig
-) -> tuple[list[Sample], list[Sample]]:
+) -> tuple[list[TrainingImage], list[TrainingImage]]:
     """Images to train on and images to measure on, the second some of the first where none are given."""
     samples = find_samples(data, target)
     others = samples if validation is None else find_samples(validation, target)
@@ -101,7 +103,9 @@ def split_samples(
     return [s for index, s in enumerate(samples) if index not in left_out], [samples[index] for index in held_out]
 
 
-def readable(samples: Iterable[Sample], on_error: Callable[[str], None] = lambda reason: None) -> Iterator[Sample]:
+def readable(
+    samples: Iterable[TrainingImage], on_error: Callable[[str], None] = lambda reason: None
+) -> Iterator[TrainingImage]:
     """The samples whose pictures can be read; `on_error` is told why another one cannot."""
     for sample in samples:
         try:
@@ -114,7 +118,7 @@ def readable(samples: Iterable[Sample], on_error: Callable[[str], None] = lambda
 
 def step_batches(
     images: StepImages, steps: range, batch_size: int, share: tuple[int, int], workers: int
-) -> Iterator[Batch]:
+) -> Iterator[StepBatch]:
     """The batches of the given steps, as process `share[0]` of `share[1]` sees them.
 
     `workers` processes read ahead, at most one for each CPU core and step: a loader starts all that it is told to, at
@@ -133,6 +137,6 @@ def step_batches(
     )
 
 
-def _collate(rows: list[tuple[Tensor, int, int, str]]) -> Batch:
+def _collate(rows: list[tuple[Tensor, int, int, str]]) -> StepBatch:
     inputs, labels, places, files = zip(*rows, strict=True)
-    return Batch(torch.stack(inputs), torch.tensor(labels), list(places), list(files))
+    return StepBatch(torch.stack(inputs), torch.tensor(labels), list(places), list(files))

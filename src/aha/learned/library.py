@@ -64,7 +64,7 @@ def universal_folder(target: TargetModel, size: Sequence[int] | None = None) -> 
 
 
 @dataclass(frozen=True)
-class Entry:
+class KnownExplainer:
     """An explainer on this machine."""
 
     origin: Origin
@@ -72,7 +72,7 @@ class Entry:
     explainer: Explainer
 
 
-def known_explainers() -> Iterator[Entry]:
+def known_explainers() -> Iterator[KnownExplainer]:
     """All of them: remembered ones first, as they come first when a model is explained."""
     places: tuple[tuple[Origin, Path], ...] = (
         ("remembered", remembered_folder()),
@@ -81,10 +81,10 @@ def known_explainers() -> Iterator[Entry]:
     )
     for origin, place in places:
         for config in sorted(place.glob(f"*/{CONFIG}")):
-            yield Entry(origin, config.parent, load_explainer(config.parent, torch.device("cpu")))
+            yield KnownExplainer(origin, config.parent, load_explainer(config.parent, torch.device("cpu")))
 
 
-def find_entry(text: str) -> Entry:
+def find_entry(text: str) -> KnownExplainer:
     """The known explainer whose digest, model or model's digest begins with this text."""
     found = [
         entry
@@ -114,7 +114,7 @@ def remember(explainer: Explainer) -> Path:
     return explainer.save_pretrained(remembered_folder() / digest)
 
 
-def forget(entry: Entry) -> None:
+def forget(entry: KnownExplainer) -> None:
     """Removes a remembered explainer; those of the package stay."""
     if entry.origin != "remembered":
         raise SpecError(f"{entry.folder.name} is part of the package; only remembered explainers can be forgotten")

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from aha.core.disk import check_writable
 from aha.core.progress import Listener, parts_of_known
 from aha.core.progress_line import shown
-from aha.data.samples import Data, Sample
+from aha.data.samples import Data, TrainingImage
 from aha.errors import ModelError
 from aha.learned import library
 from aha.learned.calibration import mean_response
 from aha.learned.checkpoints import BEST, LAST, RunFolder, State
-from aha.learned.data import Batch, StepImages, split_samples, step_batches
+from aha.learned.data import StepBatch, StepImages, split_samples, step_batches
 from aha.learned.distributed import Engine
 from aha.learned.explainer import Explainer
 from aha.learned.initialization import fresh_explainer, orient_evidence
@@ -101,8 +101,8 @@ class _Run:
     """What stays the same from the first step to the last."""
 
     zoo: Zoo
-    samples: Sequence[Sample]
-    held_out: Sequence[Sample]
+    samples: Sequence[TrainingImage]
+    held_out: Sequence[TrainingImage]
     config: TrainConfig
     folder: RunFolder
     engine: Engine
@@ -228,7 +228,7 @@ def default_preset(models: int, start: str | Path | None) -> str:
 
 
 def training_step(
-    explainer: Explainer, target: TargetModel, batch: Batch, config: TrainConfig, step: int
+    explainer: Explainer, target: TargetModel, batch: StepBatch, config: TrainConfig, step: int
 ) -> dict[str, Tensor]:
     """The objective and its parts (b,) on one process's share of a step."""
     choices = Choices.drawn(config, batch.places)

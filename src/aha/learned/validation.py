@@ -14,19 +14,21 @@ from torch import Tensor
 
 from aha.core.launch import parts_of
 from aha.data.images import read_image
-from aha.data.samples import Sample
+from aha.data.samples import TrainingImage
 from aha.data.targets import top_classes
 from aha.errors import AhaWarning, ImageError, warn
 from aha.learned.data import readable
 from aha.learned.distributed import Engine
 from aha.learned.explainer import Explainer
 from aha.learned.settings import TrainConfig
+from aha.metrics import Case, Sample
+from aha.metrics.ins_del import InsDel, both_curves
 from aha.models import TargetModel
-from aha.perturb.perturbation import area, deletion_masks, insertion_masks, perturbed_outputs, rank_pixels, step_counts
+from aha.perturb.perturbation import area, step_counts
 from aha.perturb.references import Reference
 
 
-def measurable(held_out: Sequence[Sample], *, warns: bool) -> list[Sample]:
+def measurable(held_out: Sequence[TrainingImage], *, warns: bool) -> list[TrainingImage]:
     """Those of the held-out images that can be read: all measurements of a run are of the same ones.
 
     Found out before the first step, since by default the first measurement comes after the last one.
@@ -43,7 +45,7 @@ def measurable(held_out: Sequence[Sample], *, warns: bool) -> list[Sample]:
 
 
 def validation_curves(
-    explainer: Explainer, target: TargetModel, samples: Sequence[Sample], config: TrainConfig, engine: Engine
+    explainer: Explainer, target: TargetModel, samples: Sequence[TrainingImage], config: TrainConfig, engine: Engine
 ) -> Tensor:
     """Deletion and Insertion curves (N, 2, S + 1) of the predicted classes by hard pixel masks (T = 0)."""
     looks = 1 if explainer.revision is None else 3
@@ -54,7 +56,9 @@ def validation_curves(
     return _curves_of(draw, target, samples, config, engine)
 
 
-def grad_cam_scores(target: TargetModel, samples: Sequence[Sample], config: TrainConfig, engine: Engine) -> Tensor:
+def grad_cam_scores(
+    target: TargetModel, samples: Sequence[TrainingImage], config: TrainConfig, engine: Engine
+) -> Tensor:
     """Ins-Del (N,) of Grad-CAM on the same images: what an explainer has to beat."""
     curves = _curves_of(_grad_cam, target, samples, config, engine)
     return areas(curves, math.prod(target.stated_preprocessing().size))["ins_del"]
@@ -63,7 +67,7 @@ def grad_cam_scores(target: TargetModel, samples: Sequence[Sample], config: Trai
 def _curves_of(
     draw: Callable[[TargetModel, Tensor, Tensor], Tensor],
     target: TargetModel,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingImage],
     config: TrainConfig,
     engine: Engine,
 ) -> Tensor:
@@ -127,34 +131,11 @@ def hard_curves(
     steps: int,
 ) -> Tensor:
     """Deletion and Insertion curves (B, 2, S + 1) over equal shares of the pixels, averaged over the references."""
-    pixels = model.to_pixels(inputs)
-    blanks = [reference(model, pixels, classes) for reference in references]
-    rows = [_image_curves(model, pixels, classes, maps, blanks, index, steps) for index in range(len(inputs))]
-    return torch.stack(rows)
-
-
-def _image_curves(
-    model: TargetModel,
-    pixels: Tensor,
-    classes: Tensor,
-    maps: Tensor,
-    blanks: Sequence[Tensor],
-    index: int,
-    steps: int,
-) -> Tensor:
-    """Deletion and Insertion curves (2, S + 1) of one image, averaged over the references."""
-    ranks = rank_pixels(maps[index])
-    counts = torch.tensor(step_counts(ranks.numel(), steps), device=ranks.device)  # (S + 1,)
-    # Both curves run between the image and its reference: their ends are asked about once.
-    masks = torch.cat([deletion_masks(ranks, counts), insertion_masks(ranks, counts[1:-1])])  # (2 S, H, W)
-    owners = torch.zeros(len(masks), dtype=torch.long, device=pixels.device)
-    found = []
-    for blank in blanks:
-        outputs = perturbed_outputs(
-            model, pixels[index : index + 1], blank[index : index + 1], owners, lambda part: masks[part]
-        )
-        scores = model.score(outputs, classes[index].expand(len(outputs))).float()
-        deletion, inside = scores[: len(counts)], scores[len(counts) :]
-        insertion = torch.cat([deletion[-1:], inside, deletion[:1]])
-        found.append(torch.stack([deletion, insertion]))
-    return torch.stack(found).mean(dim=0)
+    protocol = InsDel(steps=steps, references=tuple(references))
+    cases = [
+        Case(Sample(model, f"image {index}", own), int(target), values)
+        for index, (own, target, values) in enumerate(zip(inputs, classes, maps, strict=True))
+    ]
+    with torch.no_grad():
+        found = [torch.stack([scores for _, scores in both_curves(case, protocol).values()]) for case in cases]
+        return torch.stack(found).float().mean(dim=1)

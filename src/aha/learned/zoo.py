@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from aha.data.images import read_image
-from aha.data.samples import Sample
+from aha.data.samples import TrainingImage
 from aha.errors import ModelError
 from aha.learned import universal
 from aha.learned.data import readable
@@ -63,7 +63,7 @@ class Turn:
 class Zoo:
     """Models that take turns step by step; which one, and how it is varied, follows from the seed and the step."""
 
-    def __init__(self, members: Sequence[TargetModel], samples: Sequence[Sample], config: TrainConfig) -> None:
+    def __init__(self, members: Sequence[TargetModel], samples: Sequence[TrainingImage], config: TrainConfig) -> None:
         if config.mix and len(config.mix) != len(members):
             raise ModelError(f"mix={config.mix} has {len(config.mix)} numbers for {len(members)} models")
         self.members, self._samples, self._config = list(members), samples, config

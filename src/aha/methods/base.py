@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
-from aha.core.axes import is_volume
+from aha.core.axes import is_volume, resized
 from aha.core.declared import SYNONYMS
 from aha.core.registry import Registry, nearest_names
 from aha.core.seeds import generator_of
@@ -31,6 +31,8 @@ from aha.methods.machinery.distribution import Distribution
 from aha.models import NOTHING, Captures, TargetModel, Trace
 from aha.perturb.partitions import PARTITIONS, Partition
 from aha.perturb.references import REFERENCES, Reference, check_reference
+
+UPSAMPLING = "bilinear"  # ranks, and so metrics, depend on it: it is part of every manifest
 
 Layer = Annotated[int, Range(high=-1, note=" (-1 is the last)")] | str
 """Which layer: counted from the end, -1 being the last, or by the name of its module."""
@@ -347,3 +349,9 @@ def runs_of_one_image(images: Tensor) -> Iterator[slice]:
         if row == len(images) or not torch.equal(images[row], images[start]):
             yield slice(start, row)
             start = row
+
+
+def enlarged(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Native maps (B, h, w), of volumes (B, d, h, w), as float32 at the size of the model input."""
+    maps = maps.float()
+    return maps if maps.shape[1:] == tuple(size) else resized(maps, size)

@@ -1,6 +1,6 @@
 """What a metric is: a frozen value that turns one case, an image with its map, into named numbers.
 
-One number per image; means, intervals and dataset-wide figures are made once, in `aha.bench.evaluate`.
+One number per image; means, intervals and dataset-wide figures are made once, in `aha.results.score_table`.
 """
 
 from __future__ import annotations

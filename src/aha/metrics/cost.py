@@ -16,7 +16,7 @@ from aha.metrics.case import Case
     bounds=(0.0, math.inf),
 )
 @dataclass(frozen=True)
-class Cost(Metric):
+class MapCost(Metric):
     """Seconds per map, images sent forward and backward through the model per map, and peak memory per map.
 
     Seconds depend on machine, batch size and what else is running, and include the first call's warm-up; the counts do

@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from aha.errors import SpecError
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
 from aha.metrics.curves import CurveMetric, References, averaged
 from aha.metrics.deletion import deletion_area
 from aha.metrics.insertion import insertion_area
+from aha.perturb.references import Reference
+
+
+def both_curves(case: Case, protocol: CurveMetric) -> dict[Reference, tuple[Tensor, Tensor]]:
+    """Shares of pixels (S,), and the scores of Deletion and Insertion (2, S), for each reference of a protocol."""
+    case.prepare(protocol.perturbations(case))
+    found = {}
+    for reference in protocol.references:
+        deletion, insertion = (protocol.curve(case, kind, reference) for kind in ("delete", "insert"))
+        found[reference] = deletion.fractions, torch.stack([case.scores(c.outputs) for c in (deletion, insertion)])
+    return found
 
 
 @metric("ins_del", columns={"ins_del": "higher"}, bounds=(-1.0, 1.0), citation="AHA table 1")

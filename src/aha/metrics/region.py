@@ -44,7 +44,7 @@ def support_of(values: Tensor, rule: Support) -> Tensor:
     citation="VAR, arXiv 2503.07346; Rao et al., CVPR 2022",
 )
 @dataclass(frozen=True)
-class Region(Metric):
+class RegionScores(Metric):
     """Region attribution (positive mass inside / total) and IoU, F1, precision and recall of the map's support.
 
     The region is the object's mask, or in a mosaic the cell of the explained class. The map is blurred first and cut

@@ -19,7 +19,7 @@ from aha.perturb.references import Reference, ZerosNormalised
 
 
 @dataclass(frozen=True)
-class Cell(Part):
+class GridCell(Part):
     """One cell of a grid over the image, whatever the map."""
 
     is_shared: ClassVar[bool] = True
@@ -95,4 +95,4 @@ def cells_of(case: Case, grid: int) -> Tensor:
 
 
 def _without_each(reference: Reference, grid: int) -> list[Perturbation]:
-    return [without(reference, Cell(grid, place)) for place in range(grid**2)]
+    return [without(reference, GridCell(grid, place)) for place in range(grid**2)]

@@ -1,6 +1,6 @@
 """Perturbed images and what the model says to them: pixels in order of importance, masks, and the curves' areas.
 
-Metrics, cards and the validation of training run `perturbed_outputs`. The training loss and the methods that mask
+Metrics run `perturbed_outputs`. The training loss and the methods that mask
 images have other masks and share `blend` with them, so that removing a pixel means the same everywhere.
 
 Images and references are pixels in [0, 1], before normalisation, so that black is black for every model.

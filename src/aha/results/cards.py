@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aha.core.axes import resized
 from aha.methods import Method, load_method
+from aha.methods.base import enlarged
 from aha.metrics import Case, Sample
 from aha.metrics.curves import CurveMetric
-from aha.metrics.ins_del import InsDel
+from aha.metrics.ins_del import InsDel, both_curves
 from aha.models import TargetModel
 from aha.perturb.perturbation import area
 from aha.perturb.references import Black, Blur, Mean
@@ -209,7 +209,7 @@ class CardMaker:
     def _map(self, method: Method, sample: Sample, target: int) -> Tensor:
         classes = torch.tensor([target], device=self.model.device)
         maps = method.seeded(self.seed)(self.model, sample.inputs[None], classes).detach()  # (1, h, w)
-        return resized(maps.float(), sample.inputs.shape[1:])[0]
+        return enlarged(maps, sample.inputs.shape[1:])[0]
 
     def _curves(self, sample: Sample, target: int, values: Tensor, method: str) -> list[Curves]:
         case = Case(sample, target, values.to(self.model.device), method, seed=self.seed)
@@ -218,13 +218,10 @@ class CardMaker:
 
 def reference_curves(case: Case, protocol: CurveMetric) -> dict[str, Curves]:
     """The curves of a case for each reference of a protocol, by the reference's text; one stream of full batches."""
-    case.prepare(protocol.perturbations(case))
-    found = {}
-    for reference in protocol.references:
-        deletion, insertion = (protocol.curve(case, kind, reference) for kind in ("delete", "insert"))
-        scores = (tuple(case.scores(curve.outputs).tolist()) for curve in (deletion, insertion))
-        found[str(reference)] = Curves(tuple(deletion.fractions.tolist()), *scores)
-    return found
+    return {
+        str(reference): Curves(tuple(fractions.tolist()), *(tuple(own.tolist()) for own in scores))
+        for reference, (fractions, scores) in both_curves(case, protocol).items()
+    }
 
 
 def average_curves(curves: Sequence[Curves]) -> Curves:

@@ -36,7 +36,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MapCell:
     """One map over its photograph.
 
     Attributes:
@@ -60,7 +60,7 @@ class ExplainedClass:
 
     label: str
     score: float
-    cells: Sequence[Cell]
+    cells: Sequence[MapCell]
     measured: str = ""
 
 
@@ -214,9 +214,9 @@ def embedded(picture: Image.Image, most: int = _MAX_WIDTH) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _cell(explanation: Explanation, index: int) -> Cell:
+def _cell(explanation: Explanation, index: int) -> MapCell:
     scale = scale_of(explanation.original_map(index))
-    return Cell(embedded(overlay(explanation, index)), scale.low, scale.high, scale.cmap == DIVERGING)
+    return MapCell(embedded(overlay(explanation, index)), scale.low, scale.high, scale.cmap == DIVERGING)
 
 
 def _frame(subject: Subject) -> Frame:

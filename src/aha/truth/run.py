@@ -15,8 +15,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from aha.bench.plan import make_plans
+from aha.bench.run_reader import Run
 from aha.bench.runner import BenchRun
-from aha.bench.runs import Run
 from aha.core.disk import write_atomically, writing
 from aha.errors import ModelError, SpecError
 from aha.truth.prepared import Prepared, prepare
@@ -54,7 +54,7 @@ METHODS = (
 _OWN = ("model", "weights", "texts", "mean", "std", "input_size", "fit", "pretrained", "score", "targets", "filter")
 
 
-class Line(NamedTuple):
+class TruthLine(NamedTuple):
     """One number of the table: of a network alone, of a method on it, or of a method on all networks of a mark."""
 
     set: str
@@ -109,32 +109,36 @@ class TruthRun:
         if not self.prepared:
             raise ModelError(next(iter(self.refused.values())))
 
-    def lines(self, read: Run | None) -> list[Line]:
+    def lines(self, read: Run | None) -> list[TruthLine]:
         """What was found."""
         names = {found.name for found in self.prepared}
         alone = [
-            Line(found.name, "", fact, value, None, 1) for found in self.prepared for fact, value in found.facts.items()
+            TruthLine(found.name, "", fact, value, None, 1)
+            for found in self.prepared
+            for fact, value in found.facts.items()
         ]
         of_maps = [
-            Line(name, row.method, row.metric, row.mean, row.standard_error, row.n)
+            TruthLine(name, row.method, row.metric, row.mean, row.standard_error, row.n)
             for group in (read.groups if read is not None else ())
             if (name := group.model.removeprefix(PREFIX)) in names
             for row in group.scores.summary()
         ]
         return [*alone, *of_maps, *detection(alone, of_maps)]
 
-    def write(self, lines: Sequence[Line]) -> Path:
+    def write(self, lines: Sequence[TruthLine]) -> Path:
         """The table as `truth.csv`."""
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
-        table.writerow(Line._fields)
+        table.writerow(TruthLine._fields)
         table.writerows([*line[:3], *("" if v is None else f"{v:.6g}" for v in line[3:])] for line in lines)
         with writing(self.out):
             write_atomically(self.out / RESULTS, lambda file: file.write(text.getvalue().encode()))
         return self.out / RESULTS
 
 
-def detection(alone: Sequence[Line], of_maps: Sequence[Line], metric: str = "mass_in_truth") -> list[Line]:
+def detection(
+    alone: Sequence[TruthLine], of_maps: Sequence[TruthLine], metric: str = "mass_in_truth"
+) -> list[TruthLine]:
     """Area under the ROC: does a method's mean mass on the mark tell networks that rely on it from those that do not?
 
     Which networks rely on it is known by what the mark does to their answers; those in between do not count.
@@ -150,7 +154,7 @@ def detection(alone: Sequence[Line], of_maps: Sequence[Line], metric: str = "mas
     for (mark, method), values in masses.items():
         area = area_under_roc([is_there for is_there, _ in values], [value for _, value in values])
         if area is not None:
-            found.append(Line(mark, method, "shortcut_auroc", area, None, len(values)))
+            found.append(TruthLine(mark, method, "shortcut_auroc", area, None, len(values)))
     return found
 
 
@@ -165,7 +169,7 @@ def area_under_roc(is_positive: Sequence[bool], values: Sequence[float]) -> floa
     return float(mannwhitneyu(yes, no).statistic) / (len(yes) * len(no))
 
 
-def as_text(lines: Sequence[Line], refused: Mapping[str, str]) -> str:
+def as_text(lines: Sequence[TruthLine], refused: Mapping[str, str]) -> str:
     """Methods by the mean of each metric over the networks, the best precision first; and what was left out."""
     columns = list(dict.fromkeys(line.metric for line in lines if line.method))
     by_method: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

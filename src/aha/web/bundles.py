@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from aha.api import UPSAMPLING
 from aha.errors import SpecError
+from aha.methods.base import UPSAMPLING
 from aha.results.explanation import Explanation
 from aha.web.payloads import MapResult
 from aha.web.records import SEED

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from aha import __version__
-from aha.api import UPSAMPLING
 from aha.errors import ModelError
 from aha.methods import Method, check_fit
 from aha.methods.aha import AHA
+from aha.methods.base import UPSAMPLING
 from aha.models import TargetModel
 from aha.targets.kinds import Kind, fitting_view, kind_of
 from aha.web.payloads import ScoredClass

@@ -16,7 +16,7 @@ from typing import Any
 
 from aha.bench.papers.tables import BASELINES, COLUMNS, MODELS, PAPERS, PaperTable
 from aha.bench.plan import Plan, make_plans
-from aha.bench.runs import Group
+from aha.bench.run_reader import Group
 from aha.core.registry import nearest_names
 from aha.errors import SpecError
 from aha.metrics.curves import AVERAGE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, cast
 
@@ -15,16 +14,17 @@ from torch import Tensor
 from aha.bench.image_filter import mda_filter
 from aha.bench.plan import Plan
 from aha.bench.records import PlanEntry
-from aha.bench.truth import Truth, check_truth
 from aha.core.disk import result_key
 from aha.core.launch import parts_of
 from aha.data.batches import Subject
 from aha.data.datasets import BenchImage, choose, find_data
 from aha.data.images import read_image
 from aha.data.labelled import Lazy
-from aha.data.mosaics import Cell, Mosaic, build_mosaic, plan_mosaics
+from aha.data.mosaics import Mosaic, build_mosaic, plan_mosaics
 from aha.data.targets import resolve_targets
 from aha.errors import MetricError, SpecError, TargetError
+from aha.evaluation.ground_truth import GroundTruth, check_ground_truth
+from aha.evaluation.loop import Classes
 from aha.metrics.protocols import Protocol
 from aha.models import TargetModel
 from aha.models.preprocessing import Geometry
@@ -36,18 +36,8 @@ _MOSAIC_SIDE = 2
 _CHOOSES = ("data", "limit", "filter", "input_size", "fit", "score", "precision")
 
 
-@dataclass(frozen=True)
-class LoadedImage:
-    """An image that has been read: model input (C, H, W), its geometry and, for a mosaic, its cells."""
-
-    image: BenchImage
-    inputs: Tensor
-    subject: Subject
-    cells: dict[int, Cell] | None = None
-
-
-class Subjects:
-    """What one model's plan looks at.
+class Inputs:
+    """The images of one model's plan.
 
     Attributes:
         images: all images of the plan.
@@ -91,30 +81,44 @@ class Subjects:
             read = cache(partial(build_mosaic, self._model, pictures, sources))
             yield BenchImage(f"mosaic-{index:05d}-{result_key(names)[:8]}", read)
 
-    def read(self, image: BenchImage) -> LoadedImage:
-        """Reads an image or a mosaic and makes the model's input of it."""
+    def read(self, image: BenchImage) -> tuple[Tensor, Subject]:
+        """Reads an image or a mosaic and makes the model's input (C, H, W) of it."""
         content = image.content()
         if isinstance(content, Mosaic):
             inputs = content.inputs(self._model)
             geometry = Geometry.identity((inputs.shape[-2], inputs.shape[-1]))
-            return LoadedImage(image, inputs, Subject(image.id, content.image, geometry), content.cells)
+            return inputs, Subject(image.id, content.image, geometry)
         picture = read_image(content)
         preprocess = self._model.stated_preprocessing()
         inputs, geometry = preprocess(picture)
-        return LoadedImage(image, inputs, Subject(image.id, preprocess.drawn_on(picture, inputs), geometry))
+        return inputs, Subject(image.id, preprocess.drawn_on(picture, inputs), geometry)
 
-    def truth(self, loaded: Sequence[LoadedImage]) -> Truth:
-        """Masks, boxes and cells of images that have been read; masks are read when they are asked for."""
+    def truth(self, images: Sequence[BenchImage]) -> GroundTruth:
+        """Labels, masks, boxes and cells of images that have been read; masks are read when they are asked for."""
+        labels = [image.label for image in images]
+        if self.are_mosaics:
+            return GroundTruth(cells=[image.content().cells for image in images], labels=labels)
 
         def mask(index: int) -> NDArray[Any]:
-            return loaded[index].image.true_mask()
+            return images[index].true_mask()
 
-        if self.are_mosaics:
-            return Truth(None, None, [r.cells or {} for r in loaded])
-        return Truth(
-            Lazy(len(loaded), mask) if self._has_masks else None,
-            [r.image.boxes for r in loaded] if self._has_boxes else None,
+        return GroundTruth(
+            Lazy(len(images), mask) if self._has_masks else None,
+            [image.boxes for image in images] if self._has_boxes else None,
+            labels=labels,
         )
+
+    def classes(self, images: Sequence[BenchImage], outputs: Tensor) -> Classes:
+        """What is explained of images that have been read, by kind of target, given the model's outputs (B, K)."""
+        found: Classes = {}
+        for kind in self.target_kinds:
+            if kind == GRID:
+                found[kind] = [list(image.content().cells) for image in images]
+            elif kind == "label":
+                found[kind] = [[cast("int", image.label)] for image in images]
+            else:
+                found[kind] = resolve_targets(kind, self._model, outputs, None)
+        return found
 
     def _chosen(self, images: list[BenchImage], earlier: Sequence[PlanEntry]) -> list[BenchImage]:
         """The plan's choice; what a filter kept when the run was begun is not computed again."""
@@ -140,7 +144,9 @@ class Subjects:
 
     def _check_truth(self, protocols: Sequence[Protocol]) -> None:
         if not self.are_mosaics:
-            check_truth(protocols, Truth([()] if self._has_masks else None, [()] if self._has_boxes else None))
+            check_ground_truth(
+                protocols, GroundTruth([()] if self._has_masks else None, [()] if self._has_boxes else None)
+            )
             return
         if not all("grid" in protocol.needs for protocol in protocols):
             raise MetricError("grid protocols score mosaics made from the images; put them in a separate plan")

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 
 from aha import __version__
 from aha.bench.records import Cell
-from aha.bench.saved import SavedMaps
 from aha.bench.store import work_of
 from aha.core.disk import result_key
 from aha.core.store import is_done
 from aha.data.datasets import BenchImage, content_digest
+from aha.evaluation.saved_maps import SavedMaps
 from aha.methods import Method
 from aha.metrics.protocols import Protocol
 from aha.models import TargetModel
@@ -94,11 +94,11 @@ class Cells:
         """Method, protocol and kind of target of the image's cells that are to be done."""
         return [parts for parts in self._bases if self._covers(image, parts[0]) and not self._is_done(image, *parts)]
 
-    def missing_protocols(self, image: BenchImage, method: Measured, target_kind: str) -> tuple[Protocol, ...]:
+    def missing_protocols(self, image: BenchImage, method: str, target_kind: str) -> tuple[Protocol, ...]:
         """Protocols by which the method's map of the image is still to be scored."""
-        if not self._covers(image, str(method)):
+        if not self._covers(image, method):
             return ()
-        return tuple(p for p in self._protocols.values() if not self._is_done(image, str(method), p.name, target_kind))
+        return tuple(p for p in self._protocols.values() if not self._is_done(image, method, p.name, target_kind))
 
     def empty(self, image: BenchImage, method: str, protocol: str, target_kind: str) -> Cell:
         """The cell as it is written, with nothing found yet."""

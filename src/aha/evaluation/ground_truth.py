@@ -21,21 +21,23 @@ from aha.results.score_table import Failure
 
 
 @dataclass(frozen=True)
-class Truth:
+class GroundTruth:
     """What is known about the images, one entry each, in the caller's order."""
 
     masks: Sequence[Any] | None = None
     boxes: Sequence[Any] | None = None
     cells: Sequence[dict[int, Cell]] | None = None
+    labels: Sequence[int | None] | None = None
 
 
 def labelled_samples(
-    model: TargetModel, batch: Batch, truth: Truth, positions: Sequence[int], failures: list[Failure]
+    model: TargetModel, batch: Batch, truth: GroundTruth, failures: list[Failure]
 ) -> tuple[list[Sample], Tensor]:
     """The batch's images with their truth at model resolution, and their outputs (B, K), asked for once."""
     inputs = batch.inputs.to(model.device)
     outputs = model.outputs(inputs)
     samples = []
+    positions = batch.positions or range(len(inputs))
     for i, (position, subject) in enumerate(zip(positions, batch.subjects, strict=True)):
         mask = ignore = None
         try:
@@ -46,7 +48,7 @@ def labelled_samples(
             model,
             subject.name,
             inputs[i],
-            label=None if batch.labels is None else int(batch.labels[i]),
+            label=truth.labels[position] if truth.labels else None if batch.labels is None else int(batch.labels[i]),
             mask=None if mask is None else mask.to(model.device),
             ignore=None if ignore is None else ignore.to(model.device),
             boxes=_boxes(truth.boxes, position, subject.geometry, subject.name),
@@ -97,7 +99,7 @@ def _boxes(boxes: Sequence[Any] | None, index: int, geometry: Geometry, name: st
     return geometry.boxes_to_model(found)
 
 
-def check_truth(protocols: Sequence[Protocol], truth: Truth) -> None:
+def check_ground_truth(protocols: Sequence[Protocol], truth: GroundTruth) -> None:
     """Refuses a protocol whose truth is missing before anything is computed."""
     for name, given in (("masks", truth.masks), ("boxes", truth.boxes)):
         if given is not None and not hasattr(given, "__len__"):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from aha.bench.evaluate import fitted_case
-from aha.bench.truth import copied
 from aha.core.disk import result_key
 from aha.data.batches import Batch
 from aha.data.datasets import BenchImage, content_digest
 from aha.errors import MetricError
+from aha.evaluation.ground_truth import copied
+from aha.evaluation.map_sources import fitted_case
 from aha.metrics import Case, Sample
 from aha.models import TargetModel
 from aha.results.saved_maps import SavedMap, find_maps
@@ -46,15 +46,15 @@ class SavedMaps:
         own = self.maps[image.id]
         return result_key(*((saved.target, content_digest(lambda path=saved.path: path)) for saved in own))  # type: ignore[misc]
 
-    def classes(self, image: BenchImage) -> list[int] | None:
+    def classes(self, image: str) -> list[int] | None:
         """The explained classes, where the maps say so."""
-        known = [saved.target for saved in self.maps[image.id] if saved.target is not None]
+        known = [saved.target for saved in self.maps.get(image, ()) if saved.target is not None]
         return known or None
 
     def cases(
         self, batch: Batch, samples: list[Sample], outputs: Tensor, chosen: list[list[int]], failures: list[Failure]
     ) -> Iterator[Case]:
-        """A case for each image of a batch and each of its maps, in that order."""
+        """Of the maps that are read now."""
         for subject, sample, targets in zip(batch.subjects, samples, chosen, strict=True):
             own = self.maps[sample.name]
             if len(own) != len(targets):
