@@ -189,6 +189,10 @@ def test_bad_csv(tmp_path: Path) -> None:
     listing.write_text("file,label\na.png,cat\n")
     with pytest.raises(ImageError, match="line 2"):
         find_labelled([listing])
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    listing.write_text("file,label\na.png,1\na.png,2\n")
+    with pytest.raises(ImageError, match=r"line 3 .* another label"):
+        find_labelled([listing])
     with pytest.raises(MetricError, match="cannot read the mask"):
         read_mask(tmp_path / "none.png")
 

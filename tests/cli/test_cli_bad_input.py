@@ -218,6 +218,8 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     model = load_model("timm:test_resnet", pretrained=False, input_size=64, device="cpu")
     with pytest.raises(ImageError, match="pipe or a device"):
         aha.explain(model, tmp_path / "pipe.png", "center_map")
+    with pytest.raises(ImageError, match="pipe or a device"):  # it is there
+        find_data(str(tmp_path / "pipe.png"), model)
     for text in ("pipe.png", "csv:pipe.csv", "shards:pipe.tar"):
         kind, colon, name = text.rpartition(":")
         with pytest.raises(ImageError):

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from PIL import Image
 
 from aha.core.disk import JOURNAL, MANIFEST, readable
-from aha.core.pictures import ImageSource, read_image, read_named
+from aha.core.pictures import ImageSource, missing, read_image, read_named
 from aha.errors import ImageError
 
 __all__ = ["IMAGE_SUFFIXES", "ImageSource", "Picture", "Pictures", "find_images", "iter_pictures", "read_image"]
@@ -57,7 +57,7 @@ def find_images(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ImageError(f"{path} does not exist; check the path")
+        raise ImageError(f"{path} is a pipe or a device, not a file" if path.exists() else missing(str(path)))
     found = sorted(_walk(path))
     if not found:
         raise ImageError(f"no images in the folder {path} or below; looked for {' '.join(sorted(IMAGE_SUFFIXES))}")
