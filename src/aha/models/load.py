@@ -121,6 +121,8 @@ def load_model(
         deprecated("load_model(img_size=...)", since="0.2", use="load_model(input_size=...)")
     size = _height_width(input_size if input_size is not None else img_size)
     flat = (size[0], size[1]) if size is not None and len(size) == 2 else None  # a volume's is the caller's alone
+    if size is not None and flat is None and None in (mean, std):
+        raise ModelError(f"the input size {input_size or img_size!r} is that of volumes; state mean and std too")
     stated = None if score is None else load_score(score)  # before anything is loaded
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise ModelError(f"{model.__name__} is a class, not a network; create one: load_model({model.__name__}(...))")
