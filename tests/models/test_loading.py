@@ -51,14 +51,9 @@ NORMAL = {"input_size": SIZE, "mean": (0.5,) * 3, "std": (0.5,) * 3}
         ("timm:test_vit", {"weights": "nowhere.pth"}, WeightsError, "no weights at nowhere.pth"),
         ("timm:test_vit", {"device": "cuda:7", "pretrained": False}, ModelError, "'cuda:7' is not available"),
         ("timm:test_vit", {"device": "gpu", "pretrained": False}, ModelError, "'gpu' is not available"),
-<<<<<<< HEAD
         ("timm:test_vit", {"input_size": -1}, ModelError, "input size -1"),
-        ("timm:test_vit", {"input_size": (1, 2, 3, 4)}, ModelError, "input size"),
-=======
-        ("timm:test_vit", {"img_size": -1}, ModelError, "input size -1"),
         ("timm:test_vit", {"input_size": (1, 2, 3, 4)}, ModelError, "input size .* of volumes; state mean and std"),
         ("timm:test_vit", {"input_size": (1, 2, 3, 4, 5)}, ModelError, "input size"),
->>>>>>> inputs
         ("timm:test_vit", {"input_size": "big"}, ModelError, "input size 'big'"),
         ("timm:test_vit", {"score": "softmx"}, UnknownName, "did you mean .*softmax"),
         ("timm:test_vit", {"precision": "int8", "pretrained": False}, ModelError, "precision"),
