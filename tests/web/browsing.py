@@ -6,12 +6,15 @@ import base64
 import io
 import re
 import shutil
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import uvicorn
 from asking import png
 from PIL import Image
 
@@ -19,6 +22,21 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 SIZES = {"laptop": (1440, 900), "phone": (390, 844)}
 PATIENCE = 180  # seconds; a busy machine is slow, not wrong
 NUMBER = re.compile(r"-?[\d.]+(e[+-]\d+)?")
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[str]:
+    """The address of an application while it is served."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join(10)
 
 
 @contextmanager

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from asking import MODEL, asked, make_bench, make_client, png, upload
-from browsing import BROWSER, new_page
+from browsing import BROWSER, listening, new_page
 from starlette.testclient import TestClient
 
 from aha.bench.store import RunStore, work_of
@@ -109,17 +105,8 @@ def shown_bench(loaded: TargetModel, gallery: Path, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="module")
 def address(shown_bench: Workbench, finished_run: Path) -> Iterator[str]:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    app = create_app(shown_bench, read_runs(finished_run))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(10)
+    with listening(create_app(shown_bench, read_runs(finished_run))) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

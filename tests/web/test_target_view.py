@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import base64
-import socket
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import uvicorn
 from asking import MODEL, asked, finished, png, upload
-from browsing import SIZES, canvas, eventually, frames, new_page, until
+from browsing import SIZES, canvas, eventually, frames, listening, new_page, until
 from starlette.testclient import TestClient
 from torch import Tensor, nn
 
@@ -202,16 +198,8 @@ def test_downloads_are_for_maps_of_classes(asking: TestClient) -> None:
 
 @pytest.fixture(scope="module")
 def target_address(target_bench: Workbench) -> Iterator[str]:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(target_bench), log_config=None, ws="none"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(10)
+    with listening(create_app(target_bench)) as found:
+        yield found
 
 
 def opened(page: Any, model: str) -> None:
