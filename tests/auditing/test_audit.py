@@ -210,6 +210,14 @@ def test_an_audit_is_resumed_and_guards_its_folder(good: Audit, data: Path, tmp_
         write_audit(tmp_path)
 
 
+def test_an_interrupted_audit_does_not_pass(data: Path, tmp_path: Path) -> None:
+    prepared = prepare(network(), f"csv:{data}", "grad_cam", out=tmp_path / "audit", steps=2, limit=3)
+    prepared.begin()[0].run()  # and nothing of the baselines
+    found = prepared.settle()
+    assert not found.passed and found.verdicts["failures"] == "failed"
+    assert [check.value for check in found.part("failures").checks] == [0.0, 9.0]  # three baselines, three images
+
+
 def test_against_a_run_and_saved_maps(good: Audit, data: Path, tmp_path: Path) -> None:
     found = audited(data, tmp_path / "audit", "hires_cam", against=good.folder)
     values = found.part("reproducibility").checks[0]

@@ -10,6 +10,7 @@ from aha.auditing.record import Asked
 from aha.auditing.thresholds import Thresholds
 from aha.bench.run_reader import Group, Run
 from aha.metrics import load_metric
+from aha.results.cards import BASELINES
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,20 @@ class Evidence:
         name, whose = load_metric(protocol).name, method or self.asked.method
         own = (failure for failure in self.group.scores.failures if failure.method == whose)
         return [failure.reason for failure in own if failure.metric in ("", name)]
+
+
+def missing(evidence: Evidence) -> int:
+    """Images on which the method or a baseline has not been measured yet, as after an interrupt; each counts for each.
+
+    By the plans of the number of images that is asked for: an earlier audit of more of them may stay unfinished.
+    """
+    plans = [plan for plan in evidence.run.plans if plan["plan"].get("limit") == evidence.asked.limit]
+    wanted = max((plan["images"] for plan in plans), default=0)
+    seen: dict[str, set[str]] = {method: set() for method in (evidence.asked.method, *BASELINES)}
+    for one in (*evidence.group.scores.rows, *evidence.group.scores.failures):
+        if one.method in seen:
+            seen[one.method].add(one.image)
+    return sum(max(0, wanted - len(images)) for images in seen.values())
 
 
 def paired(first: Mapping[Shown, float], second: Mapping[Shown, float]) -> dict[Shown, float]:

@@ -91,7 +91,6 @@ def page_of(found: Audit, evidence: Evidence) -> str:
         references=(*KNOWN, *UNSEEN),
         best=best,
         worst=worst,
-        missing=evidence.group.missing,
         toml=evidence.thresholds.as_toml(),
         shipped_toml=evidence.shipped.as_toml(),
         is_not=IS_NOT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from aha.auditing.checks import Check, Part
-from aha.auditing.evidence import Evidence
+from aha.auditing.evidence import Evidence, missing
 
 _MOST_REASONS = 12
 
@@ -28,7 +28,15 @@ def failures(evidence: Evidence) -> Part:
                 evidence.shipped.failures.share,
                 value=len(failed) / count if count else 1.0,
                 n=len({image for image, *_ in (*failed, *made)}),
-            )
+            ),
+            Check(
+                "missing",
+                "images on which the method or a baseline has not been measured yet; the same command measures them",
+                "most",
+                0.0,
+                0.0,
+                value=float(missing(evidence)),
+            ),
         ],
     )
 
