@@ -93,7 +93,7 @@ def test_a_page_with_many_images_and_methods_stays_small(plan: Plan, tmp_path: P
             for method in methods:
                 rows = [[name, reference, random.random()] for name, reference, _ in like["found"][0]["rows"]]
                 found = [{**like["found"][0], "target": image % 5, "rows": rows, "map": where}]
-                cell = {**like, "key": f"{image}-{method}", "image": f"{image}.jpg", "method": method, "found": found}
+                cell = {**like, "key": f"{image}x{method}-s", "image": f"{image}.jpg", "method": method, "found": found}
                 store.add([{**cell, "picture": picture}])
     page = write_report(folder)
     text = page.read_bytes()
