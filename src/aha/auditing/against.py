@@ -17,8 +17,8 @@ from aha.auditing.checks import Shown
 from aha.auditing.evidence import Agreement
 from aha.bench.plan import Plan
 from aha.bench.records import MapPlace
-from aha.bench.runner import BenchRun
 from aha.bench.run_reader import Group, Run, read_run
+from aha.bench.runner import BenchRun
 from aha.bench.store import ROWS, read_map
 from aha.core.store import read_record, write_record
 from aha.errors import OutputError, SpecError

@@ -15,8 +15,8 @@ from aha.auditing.page import write_audit
 from aha.auditing.plans import plans_of, search_of, truth_metric
 from aha.auditing.record import Asked, check_same
 from aha.auditing.thresholds import FILE, Thresholds, read_thresholds
-from aha.bench.runner import BenchRun, Step, planned_view
 from aha.bench.run_reader import read_run
+from aha.bench.runner import BenchRun, Step, planned_view
 from aha.core.disk import check_writable, write_atomically, writing
 from aha.data.datasets import choose, find_data
 from aha.errors import SpecError
