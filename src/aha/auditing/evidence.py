@@ -70,9 +70,10 @@ def missing(evidence: Evidence) -> int:
     plans = [plan for plan in evidence.run.plans if plan["plan"].get("limit") == evidence.asked.limit]
     wanted = max((plan["images"] for plan in plans), default=0)
     seen: dict[str, set[str]] = {method: set() for method in (evidence.asked.method, *BASELINES)}
-    for one in (*evidence.group.scores.rows, *evidence.group.scores.failures):
-        if one.method in seen:
-            seen[one.method].add(one.image)
+    scores = evidence.group.scores
+    for method, image in [*((r.method, r.image) for r in scores.rows), *((f.method, f.image) for f in scores.failures)]:
+        if method in seen:
+            seen[method].add(image)
     return sum(max(0, wanted - len(images)) for images in seen.values())
 
 
