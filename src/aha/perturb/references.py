@@ -88,7 +88,8 @@ def with_normalisation(model: TargetModel, inputs: Tensor) -> TargetModel:
     """The model, or one that takes inputs for pixels: any normalisation will do for what follows from the image."""
     if model.preprocessing is None:
         model = copy(model)  # the wrapper only: the module, its lock and its counts are shared
-        model.preprocessing = preprocessing_of(inputs.shape[2:], mean=(0.0,), std=(1.0,), fit="crop")
+        places = inputs.shape[2:] if inputs.dim() > 3 else inputs.shape[1:]  # of a batch, or of one image
+        model.preprocessing = preprocessing_of(places, mean=(0.0,), std=(1.0,), fit="crop")
     return model
 
 
