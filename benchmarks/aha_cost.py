@@ -25,7 +25,7 @@ from collections.abc import Callable
 import torch
 
 import aha
-from aha.learned.data import Batch
+from aha.learned.data import StepBatch
 from aha.learned.explainer import Explainer
 from aha.learned.ordering import soft_masks_binned, soft_masks_full, standardised
 from aha.learned.refinement import RefinementConfig, refine
@@ -87,7 +87,7 @@ def learned(spec: str, pretrained: bool, rounds: int, size: int) -> None:
     inputs = torch.randn(size, 3, *target.stated_preprocessing().size)
     classes = torch.zeros(size, dtype=torch.long)
     config = TrainConfig(batch_size=size, perturbations=8)
-    batch = Batch(inputs, classes, list(range(size)), [""] * size)
+    batch = StepBatch(inputs, classes, list(range(size)), [""] * size)
 
     forward_only = Explainer.for_target(target, Design(evidence="forward"))
 

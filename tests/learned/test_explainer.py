@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import aha
 from aha.errors import ModelError, SpecError, WeightsError
 from aha.learned import library
-from aha.learned.data import Batch
+from aha.learned.data import StepBatch
 from aha.learned.explainer import Explainer, ExplainerWarning, default_stages
 from aha.learned.sampling import explained_classes
 from aha.learned.settings import Design, Evidence, load_settings
@@ -264,7 +264,7 @@ def test_both_classes_of_a_single_output(evidence: Any, images: Tensor) -> None:
     assert explained_classes(per_class, unknown, torch.tensor([0, 0])).tolist() == [1, 0]
     assert explained_classes(per_class, unknown, torch.tensor([2, 2])).tolist() == [0, 1]
     config = load_settings("small", ["perturbations=2", "classes=[0, 1, 0]", "grids=[2,4]"]).training
-    batch = Batch(images[:2], torch.tensor([1, 1]), [0, 1], ["a", "b"])
+    batch = StepBatch(images[:2], torch.tensor([1, 1]), [0, 1], ["a", "b"])
     loss = training_step(explainer, target, batch, config, 0)
     assert loss is not None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aha.bench.store import ROWS
 from aha.core.store import read_record, write_record
-from aha.core.strict import from_json
+from aha.core.validation import from_json
 from aha.errors import OutputError, SpecError
 
 RECORD = "audit-settings.json"

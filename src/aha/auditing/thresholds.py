@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import tomli_w
 
-from aha.core.checks import Range
-from aha.core.strict import LARGEST_FILE, from_json
+from aha.core.validation import Range
+from aha.core.validation import LARGEST_FILE, from_json
 from aha.errors import SpecError
 
 FILE = "thresholds.toml"
