@@ -70,9 +70,11 @@ def missing(evidence: Evidence) -> int:
     plans = [plan for plan in evidence.run.plans if plan["plan"].get("limit") == evidence.asked.limit]
     wanted = max((plan["images"] for plan in plans), default=0)
     seen: dict[str, set[str]] = {method: set() for method in (evidence.asked.method, *BASELINES)}
-    for one in (*evidence.group.scores.rows, *evidence.group.scores.failures):
-        if one.method in seen:
-            seen[one.method].add(one.image)
+    scores = evidence.group.scores
+    measured = [(row.method, row.image) for row in scores.rows]
+    for method, image in (*measured, *((failure.method, failure.image) for failure in scores.failures)):
+        if method in seen:
+            seen[method].add(image)
     return sum(max(0, wanted - len(images)) for images in seen.values())
 
 
