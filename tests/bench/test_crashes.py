@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 from worlds import cells_of, count_lines, tiny_model
 
-from aha.bench import scoring
 from aha.bench.plan import Plan
 from aha.bench.runner import BenchRun
 from aha.bench.store import RunStore, read_cells, read_map
 from aha.core import store
 from aha.errors import DamageWarning, OutputError
+from aha.evaluation import loop
+from aha.results.score_table import Scores
 
 HERE = Path(__file__).parent
 _PATIENCE = 300  # seconds; a busy machine is slow, not wrong
@@ -48,7 +49,7 @@ def test_a_run_killed_twenty_times_has_the_rows_of_one_that_was_not(
     plan = replace(plan, targets=("top1", "label"), maps="float16")
     expected = finished(plan, tmp_path / "whole")
     out, chance, kills = tmp_path / "killed", random.Random(0), 0
-    write, judged = store.Appender.append, scoring.score_case
+    write, judged = store.Appender.append, loop.score_case
     budget = 0
 
     def torn(self: store.Appender, content: bytes) -> int:
@@ -59,15 +60,15 @@ def test_a_run_killed_twenty_times_has_the_rows_of_one_that_was_not(
             raise Killed
         return write(self, content)
 
-    def interrupted(*args: object) -> None:
+    def interrupted(*args: Any) -> Scores:
         nonlocal budget
         budget -= 1
         if budget < 0:
             raise Killed
-        judged(*args)
+        return judged(*args)
 
     monkeypatch.setattr(store.Appender, "append", torn)
-    monkeypatch.setattr(scoring, "score_case", interrupted)
+    monkeypatch.setattr(loop, "score_case", interrupted)
     model = tiny_model()
     for _ in range(500):
         budget = chance.randrange(1, 7) if kills < 20 else 10**9

@@ -71,7 +71,8 @@ def missing(evidence: Evidence) -> int:
     wanted = max((plan["images"] for plan in plans), default=0)
     seen: dict[str, set[str]] = {method: set() for method in (evidence.asked.method, *BASELINES)}
     scores = evidence.group.scores
-    for method, image in [*((r.method, r.image) for r in scores.rows), *((f.method, f.image) for f in scores.failures)]:
+    measured = [(row.method, row.image) for row in scores.rows]
+    for method, image in (*measured, *((failure.method, failure.image) for failure in scores.failures)):
         if method in seen:
             seen[method].add(image)
     return sum(max(0, wanted - len(images)) for images in seen.values())

@@ -6,74 +6,76 @@ import tomllib
 from dataclasses import asdict, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 
-from aha.core.validation import Range
-from aha.core.validation import LARGEST_FILE, from_json
+from aha.core.validation import LARGEST_FILE, Range, from_json
 from aha.errors import SpecError
 
 FILE = "thresholds.toml"
 Limit = float | Literal[False]
 """A number, or False for what is shown and not judged."""
+Correlation = Annotated[float, Range(-1, 1)] | Literal[False]
+Share = Annotated[float, Range(0, 1)] | Literal[False]
+Ratio = Annotated[float, Range(0, 100)] | Literal[False]
 
 
 @dataclass(frozen=True)
 class Fidelity:
     """Leads over baselines, the score that the image carries, the share of what is possible."""
 
-    lead: Limit
-    drop: Limit
-    headroom: Limit
+    lead: Correlation
+    drop: Share
+    headroom: Correlation
 
 
 @dataclass(frozen=True)
 class Repeatability:
     """Rank correlations with the same map made again."""
 
-    again: Limit
-    seeds: Limit
-    batch: Limit
-    precision: Limit
+    again: Correlation
+    seeds: Correlation
+    batch: Correlation
+    precision: Correlation
 
 
 @dataclass(frozen=True)
 class Reproducibility:
     """Rank correlation with another explainer's or run's maps."""
 
-    agreement: Limit
+    agreement: Correlation
 
 
 @dataclass(frozen=True)
 class Stability:
     """Rank correlation under small changes that keep the answer."""
 
-    answer: Limit
+    answer: Correlation
 
 
 @dataclass(frozen=True)
 class Sensitivity:
     """Rank correlations that have to be low."""
 
-    other_class: Limit
-    weights: Limit
+    other_class: Correlation
+    weights: Correlation
 
 
 @dataclass(frozen=True)
 class Shortcuts:
     """Mass where no evidence should be, relative to maps that know nothing."""
 
-    outside: Limit
-    border: Limit
-    corners: Limit
+    outside: Ratio
+    border: Ratio
+    corners: Ratio
 
 
 @dataclass(frozen=True)
 class Failures:
     """The share of measurements that failed."""
 
-    share: Limit
+    share: Share
 
 
 @dataclass(frozen=True)
@@ -93,26 +95,6 @@ class Thresholds:
         return shipped_text() if self == shipped_thresholds() else tomli_w.dumps(asdict(self))
 
 
-_CORRELATION, _SHARE, _RATIO = Range(-1, 1), Range(0, 1), Range(0, 100)
-_RANGES = {
-    "fidelity.lead": _CORRELATION,
-    "fidelity.drop": _SHARE,
-    "fidelity.headroom": _CORRELATION,
-    "repeatability.again": _CORRELATION,
-    "repeatability.seeds": _CORRELATION,
-    "repeatability.batch": _CORRELATION,
-    "repeatability.precision": _CORRELATION,
-    "reproducibility.agreement": _CORRELATION,
-    "stability.answer": _CORRELATION,
-    "sensitivity.other_class": _CORRELATION,
-    "sensitivity.weights": _CORRELATION,
-    "shortcuts.outside": _RATIO,
-    "shortcuts.border": _RATIO,
-    "shortcuts.corners": _RATIO,
-    "failures.share": _SHARE,
-}
-
-
 def shipped_text() -> str:
     """The shipped file, with its comments."""
     return files("aha.auditing").joinpath(FILE).read_text(encoding="utf-8")
@@ -120,7 +102,7 @@ def shipped_text() -> str:
 
 def shipped_thresholds() -> Thresholds:
     """The shipped values."""
-    return from_json(Thresholds, tomllib.loads(shipped_text()), _RANGES)
+    return from_json(Thresholds, tomllib.loads(shipped_text()))
 
 
 def read_thresholds(path: str | Path | None = None) -> Thresholds:
@@ -142,7 +124,7 @@ def read_thresholds(path: str | Path | None = None) -> Thresholds:
     except (ValueError, RecursionError) as error:
         raise SpecError(f"the thresholds {path} are not TOML: {error}") from None
     try:
-        return from_json(Thresholds, _completed(table), _RANGES)
+        return from_json(Thresholds, _completed(table))
     except SpecError as error:
         raise SpecError(f"thresholds {path}: {error}") from None
 
