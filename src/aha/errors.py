@@ -6,7 +6,7 @@ AhaError                 every error this package raises on purpose; one clear l
 ├── ModelError           a model that cannot be built, loaded or read
 │   ├── WeightsError     weights that do not fit, or that would need unpickling
 │   └── CapabilityError  a method asks for internals that the model does not have
-├── ImageError           a picture that cannot be read or is not usable
+├── ImageError           an image that cannot be read or is not usable
 ├── MetricError          a metric cannot be computed for this image, map or model
 ├── TargetError          a class index or target description that does not fit the model
 ├── OutputError          a result that cannot be written
@@ -77,7 +77,7 @@ class CapabilityError(ModelError):
 
 
 class ImageError(AhaError):
-    """A picture cannot be read or used."""
+    """An image cannot be read or used."""
 
 
 class MetricError(AhaError):

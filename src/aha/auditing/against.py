@@ -73,7 +73,7 @@ def _method_of_run(folder: Path, method: str) -> str:
     """The method of a run whose maps are meant: the audited one, or the only one."""
     kept = {name for group in read_run(folder).groups for by_method in group.maps.values() for name in by_method}
     if not kept:
-        raise OutputError(f"{folder} kept no maps; run it again with --maps float16")
+        raise OutputError(f"{folder} kept no maps; run it again with --keep-maps float16")
     if method in kept:
         return method
     others = sorted(kept - set(BASELINES))

@@ -48,7 +48,7 @@ def compare_runs(first: str | Path, second: str | Path) -> list[Comparison]:
     """Paired comparison of all that both runs measured.
 
     Runs of one model each are compared whatever the models are; otherwise only the same model counts as the same.
-    Pictures that have nothing but their name in common are left out, and so are those whose truth is another.
+    Images that have nothing but their name in common are left out, and so are those whose truth is another.
     """
     runs = read_run(first), read_run(second)
     found = [row for a, b in _pairs(*runs) for row in _compare(a, b)]

@@ -33,7 +33,7 @@ from aha.models.scores import load_score
 Filter = Literal["none", "mda"]
 KeepMaps = Literal["few", "none", "float16", "float32"]
 FEW = 6
-"""Pictures whose maps are kept where a plan does not say which, so that a report has some to show."""
+"""Images whose maps are kept if a plan does not say which, so that a report has some to show."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Plan(ModelOptions):
         filter: "mda" keeps images that are classified correctly with at least 60 %, at most 5 per class.
         seed: of the choice of images, of methods and of metrics.
         batch_size: most images computed at once; results do not depend on it.
-        maps: precision in which all maps are kept for the report; "few" keeps those of a few pictures, "none" none.
+        maps: precision in which all maps are kept for the report; "few" keeps those of a few images, "none" none.
         saved: folder of maps that were saved earlier, to be scored as well.
         title: heading of the report.
         paper: name of the published table that the plan repeats, if it does.

@@ -106,7 +106,7 @@ class Recommendation:
 
     @property
     def page(self) -> Path:
-        """The answer as a page, with pictures where the best methods disagree."""
+        """The answer as a page, with images on which the best methods disagree."""
         return self.folder / PAGE
 
     @property
@@ -194,7 +194,7 @@ def by_reason(methods: Mapping[str, str]) -> list[tuple[str, list[str]]]:
 
 
 def write_page(found: Recommendation) -> None:
-    """Writes the answer as a page that needs nothing else, with pictures where the best methods disagree."""
+    """Writes the answer as a page that needs nothing else, with images on which the best methods disagree."""
     run, top = read_run(found.folder), [s.method for s in found.standings if not s.out][:_TOP]
     examples = [
         case

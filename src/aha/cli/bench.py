@@ -76,7 +76,9 @@ def bench(
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(help="Repeatable, reported separately: top1, label, top5, ...", show_default="top1"),
+        typer.Option(
+            help="Repeatable, reported separately: top1, label, top5, or another target's text.", show_default="top1"
+        ),
     ] = None,
     limit: Limit = None,
     keep: Annotated[

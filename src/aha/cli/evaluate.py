@@ -54,7 +54,9 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Repeatable; a protocol or a metric.", autocompletion=complete_metric, show_default="quick"),
     ] = None,
-    target: Annotated[str, typer.Option(help="Explained classes: top1, top5, label, an index or a name.")] = "top1",
+    target: Annotated[
+        str, typer.Option(help="Explained classes: top1, top5, label, an index or a name; or another target's text.")
+    ] = "top1",
     options: Stated = NOT_STATED,
     limit: Limit = None,
     seed: Seed = 0,

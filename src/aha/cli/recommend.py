@@ -49,7 +49,9 @@ def recommend(
             show_default="all that fit the model, except wrappers and search",
         ),
     ] = None,
-    target: Annotated[str, typer.Option(help="Explained class: top1, label, an index or a name.")] = "top1",
+    target: Annotated[
+        str, typer.Option(help="Explained class: top1, label, an index or a name; or another target's text.")
+    ] = "top1",
     limit: Annotated[int | None, typer.Option(min=1, help="Number of images, a random sample by the seed.")] = None,
     options: Stated = NOT_STATED,
     batch_size: Annotated[int, typer.Option(min=1, help="Maximum batch size.")] = 8,

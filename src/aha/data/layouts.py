@@ -225,7 +225,7 @@ def read_imagenet_segmentation(place: Path, split: str, model: TargetModel) -> l
         with h5py.File(place) as archive:
             count = len(archive["/value/img"])
         if count > _MOST_IMAGES:
-            raise ValueError(f"it claims {count:,} pictures")
+            raise ValueError(f"it claims {count:,} images")
     except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise ImageError(f"cannot read {place}: {error}") from None
     return [
@@ -363,7 +363,7 @@ def _coco_mask(
     height: int, width: int, objects: Sequence[Mapping[str, Any]], crowds: Sequence[Mapping[str, Any]]
 ) -> NDArray[np.uint8]:
     if type(height) is not int or type(width) is not int or min(height, width) < 1 or height * width > MAX_PIXELS:
-        raise MetricError(f"a picture of {height!r} x {width!r} pixels has no mask; at most {MAX_PIXELS:,} are drawn")
+        raise MetricError(f"an image of {height!r} x {width!r} pixels has no mask; at most {MAX_PIXELS:,} are drawn")
     mask = np.zeros((height, width), dtype=np.uint8)
     for value, parts in ((_IGNORED, crowds), (1, objects)):
         for annotation in parts:
@@ -383,7 +383,7 @@ def _outlined(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]:
     counts = segmentation["counts"]
     runs = _uncompressed(counts) if isinstance(counts, str) else counts
     if any(type(run) is not int or run < 0 for run in runs) or sum(runs) != height * width:
-        raise MetricError(f"the run lengths of an object do not fill its picture of {width} x {height} pixels")
+        raise MetricError(f"the run lengths of an object do not fill its image of {width} x {height} pixels")
     flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
     return flat.reshape(width, height).T
 

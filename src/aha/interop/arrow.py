@@ -1,12 +1,12 @@
-"""Pictures in, maps out, as Arrow tables: what a worker of a data pipeline does with one batch.
+"""Images in, maps out, as Arrow tables: what a worker of a data pipeline does with one batch.
 
-A batch has a column of pictures and, if they are to be recognised later, one of keys:
+A batch has a column of images and, if they are to be recognised later, one of keys:
 
     bytes, path, image, jpg, jpeg, png, webp    content of a file, its path, or an array (H, W[, 3]); the first there is
-    key, __key__                                the path, or a digest of the picture, where there is none
+    key, __key__                                the path, or a digest of the image, if there is none
     label, cls                                  true class, for target="label"
 
-The table has one row per picture, method and class.
+The table has one row per image, method and class.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Explain:
         self.target, self.maps, self.seed = target, maps, seed
 
     def __call__(self, batch: Batch) -> pa.Table:
-        """Rows of all pictures; one that cannot be read has a row with the reason in `error`."""
+        """Rows of all images; one that cannot be read has a row with the reason in `error`."""
         sources, keys, labels = pictures_of(batch), keys_of(batch), self.labels_in(batch)
         rows: list[dict[str, Any]] = []
         for method in self.methods:

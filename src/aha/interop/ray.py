@@ -1,4 +1,4 @@
-"""Ray: explanations of millions of pictures with Ray Data, and benchmarks on the workers of a cluster.
+"""Ray: explanations of millions of images with Ray Data, and benchmarks on the workers of a cluster.
 
     import ray
     from aha.interop.ray import Explain
@@ -54,7 +54,7 @@ def explain_pictures(
     seed: int = 0,
     **options: Any,
 ) -> ShardRun:
-    """Explains pictures into shards, on workers of a Ray cluster or of this machine; the same call continues a run.
+    """Explains images into shards, on workers of a Ray cluster or of this machine; the same call resumes a run.
 
     Args:
         pictures: paths (see `read_pictures`), or a Ray dataset with the columns that `aha.interop.arrow` describes.
@@ -64,7 +64,7 @@ def explain_pictures(
         target: as in `aha.explain`.
         workers: processes that explain, each on one processor.
         gpus_per_worker: may be a fraction; by default the cluster's GPUs are dealt out equally.
-        shard_size: pictures per shard.
+        shard_size: images per shard.
         form: "parquet" or "webdataset".
         maps: precision of the maps.
         seed: of methods that draw random numbers.
@@ -118,7 +118,7 @@ def share_out(
 
 
 def read_pictures(paths: str | Path | Sequence[str | Path]) -> Any:
-    """A Ray dataset of pictures: files, folders of files, Parquet files, or tar shards in WebDataset's layout."""
+    """A Ray dataset of images: files, folders of files, Parquet files, or tar shards in WebDataset's layout."""
     found = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     kinds = {path.suffix if path.suffix in (".parquet", ".tar") else "" for path in found}
     if len(kinds) != 1:

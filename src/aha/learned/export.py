@@ -35,7 +35,7 @@ class Portable(nn.Module):
 def export_onnx(explainer: Explainer, target: TargetModel, file: str | Path) -> float:
     """Writes the graph, checks it with ONNX Runtime, and returns the largest difference as a share of the map's range.
 
-    The batch is free; the picture has the size of the target's input.
+    The batch is free; the image has the size of the target's input.
     """
     try:
         import onnx  # noqa: F401  # the exporter needs it, and says so in a way nobody understands

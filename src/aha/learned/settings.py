@@ -32,7 +32,7 @@ class Design:
 
     Attributes:
         form: "own" reads the features and class vectors of one network, which the next settings choose; "universal"
-            reads what means the same in every network: class evidence by stride, facts of the answer, the picture.
+            reads what means the same in every network: class evidence by stride, facts of the answer, the image.
         encoder: "target" for the explained model's own features; a name in ENCODERS; or any model spec.
         stages: encoder stages that are read, shallow to deep; four of them by default.
         conditioning: "head", the target's classifier weights; "embedding", a learned table; "auto" takes the table
@@ -41,11 +41,11 @@ class Design:
             deepest features by the classifier's weights, as the paper's one pass allows; or "none".
         rivals: class evidence is that against the class's rivals, where classes share out a softmax.
         width: channels of the decoder.
-        stride: pixels per value of the decoder's finest level; the map follows the picture's outlines below that.
+        stride: pixels per value of the decoder's finest level; the map follows the image's outlines below that.
         class_dim: of a learned class vector.
         cohesion: how much the patches of a transformer keep together: the weight of the mean over its patch beside a
             pixel's own value. Maps are blockier with more of it, and score higher.
-        decoder: "pyramid", which reads all of the above and the picture; or "dpt", the paper's, which reads features
+        decoder: "pyramid", which reads all of the above and the image; or "dpt", the paper's, which reads features
             and class vectors alone.
         revise: learn a correction of maps by more looks, of a universal explainer; the explainer that training starts
             from stays as it is.
@@ -95,7 +95,7 @@ class TrainConfig:
         step_places: where the S steps of a sequence lie: "jittered", at random in equal parts; or "even".
         classes: chances of explaining the predicted class, the label, and the runner-up.
         flip: mirror half of the images.
-        crop: smallest share of a picture's area that is cut out for training; 1 takes the whole.
+        crop: smallest share of an image's area that is cut out for training; 1 takes the whole.
         references: one is drawn per image.
         mix: of several models, how often each takes its turn; equally often by default.
         vary: chance that a step changes its model: another input size, coarser classes, noise on the weights.

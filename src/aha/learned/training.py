@@ -70,7 +70,7 @@ def train(
         model: the model to explain, as in `aha.explain`; it is not changed. Several take turns, for an explainer that
             reads networks it has not met (settings of the preset `universal`).
         data: images: a folder, one folder per class, a CSV file, tar shards, or any `KIND:PLACE[@SPLIT]`; or a list of
-            pictures or their paths, or a torch Dataset of pictures, with labels or without.
+            images or their paths, or a torch Dataset of images, with labels or without.
         out: folder of the run; everything needed to continue is there.
         settings: design and training, or the name of a preset: `small` by default, `universal` for several models,
             `adapt` with start="universal".

@@ -52,15 +52,15 @@ class FidelityBounded(Metric):
     """Mean drop when few random pixels of the top go (plus), and when as many of the bottom go (minus).
 
     Of the top share of the pixels each is removed with probability `alpha`, or with a smaller one, so that no more than
-    `beta` of the picture is expected to go: perturbed pictures stay near real ones, and shares of all sizes can be
+    `beta` of the image is expected to go: perturbed images stay near real ones, and shares of all sizes can be
     compared. `fidelity_bounded` is the difference of the two, zero for an order that knows nothing. The paper first
-    fine-tunes its models on randomly masked pictures: hand in such a model for its numbers. The draws are the same for
+    fine-tunes its models on randomly masked images: hand in such a model for its numbers. The draws are the same for
     both ends, for all shares and for all maps. 2 images for each share, draw and reference: 50 by default.
 
     Attributes:
         shares: sizes of the top and of the bottom, as shares of the pixels; the mean over them is reported.
         alpha: share of the top, or of the bottom, that is removed at most.
-        beta: share of the picture that is removed at most.
+        beta: share of the image that is removed at most.
         samples: draws; 50 in the published code.
         accuracy: what drops is whether the class is recognised, as in the published code, instead of the score.
         references: what stands in for removed pixels.

@@ -38,14 +38,14 @@ class Canvas(NamedTuple):
 )
 @dataclass(frozen=True)
 class InformationCurve(Metric):
-    """Area under the accuracy (`aic`) and class score (`sic`) over the information in the picture shown.
+    """Area under the accuracy (`aic`) and class score (`sic`) over the information in the image shown.
 
     A random 1 % of the pixels, the same for every map of an image, gives the blurred start; each threshold t then adds
     the pixels with `map >= quantile(1 - t)`. Signed maps are taken as they are.
 
     The published code aggregates by the median curve. The mean of these per-image areas is the area under the mean
     curve; `sic_median` is the median area. Images whose class the model does not see clearly, or sees already in the
-    blurred picture, are left out, for `aic` more of them than for `sic`: then only `sic` is reported. Ties of patch
+    blurred image, are left out, for `aic` more of them than for `sic`: then only `sic` is reported. Ties of patch
     maps reveal whole patches, more than t. Triangulation makes this the slowest metric, seconds per map of 224 pixels.
 
     Attributes:

@@ -133,7 +133,7 @@ _define(
 )
 _define(
     "unseen",
-    "What AHA is not trained on: removed pixels imputed, shuffled, noise or the picture's mean colour, single patches, "
+    "What AHA is not trained on: removed pixels imputed, shuffled, noise or the image's mean colour, single patches, "
     "groups of pixels, small random shares. About 360 images a map, 80 of them the same for all maps of an image.",
     "road",
     "srg(steps=32, references=(noise, shuffled, own_mean))",

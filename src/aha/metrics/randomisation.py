@@ -109,7 +109,7 @@ class Randomisation(Metric):
     Attributes:
         stages: at most so many stages, evenly spaced, the last with all layers; 0 for all.
         absolute: compare |map| instead of the signed map.
-        calibration: folder of pictures for the running statistics of batch norms; synthetic ones by default.
+        calibration: folder of images for the running statistics of batch norms; synthetic ones by default.
     """
 
     for_volumes: ClassVar[bool] = False

@@ -43,7 +43,7 @@ class SaCo(Metric):
 
     Attributes:
         groups: how many.
-        references: what stands in for a removed group; as published, the picture's own mean colour.
+        references: what stands in for a removed group; as published, the image's own mean colour.
         ties: order among equal values: "random" (seeded) or "raster".
     """
 

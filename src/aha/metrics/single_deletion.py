@@ -42,8 +42,8 @@ class GridCell(Part):
 class SingleDeletion(Metric):
     """Spearman correlation between the map's mass on a patch and the drop of the logit without that patch (IDSDS).
 
-    One patch of a 4 x 4, and of an 8 x 8 grid goes at a time, so that pictures stay close to real ones. The paper
-    fine-tunes its models on pictures with missing patches first: hand in such a model for its numbers. Zero for a map
+    One patch of a 4 x 4, and of an 8 x 8 grid goes at a time, so that images stay close to real ones. The paper
+    fine-tunes its models on images with missing patches first: hand in such a model for its numbers. Zero for a map
     that knows nothing. 80 images for each reference, the same for all maps of an image; a map with as much mass on
     every patch has no correlation and is left out.
 

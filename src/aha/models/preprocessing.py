@@ -84,7 +84,7 @@ class Geometry:
         masks, whose values must not be mixed.
         """
         if tuple(values.shape[-2:]) != self.original:
-            raise ValueError(f"values of shape {tuple(values.shape)} do not end in the picture's size {self.original}")
+            raise ValueError(f"values of shape {tuple(values.shape)} do not end in the image's size {self.original}")
         top, left, bottom, right = self.box
         rows = _centres(self.model[0]) * ((bottom - top) / self.model[0]) + top
         columns = _centres(self.model[1]) * ((right - left) / self.model[1]) + left

@@ -27,7 +27,7 @@ _MOST_FILES = 16  # enough to draw patches from, and read within a fraction of a
 @reference("shuffled")
 @dataclass(frozen=True)
 class Shuffled(Reference):
-    """The picture with its patches in other places: all of its colours and textures, none where it was.
+    """The image with its patches in other places: all of its colours and textures, none where it was.
 
     Attributes:
         grid: patches per side; None moves single pixels.
@@ -50,13 +50,13 @@ class Shuffled(Reference):
 @reference("neighbours")
 @dataclass(frozen=True)
 class Neighbours(Reference):
-    """Patches of other pictures in place of the picture's own: real, but of something else.
+    """Patches of other images in place of the image's own: real, but of something else.
 
     Without files they come from the other images of the batch. Metrics look at one image at a time, so that a number
     cannot depend on its batch, and training draws a reference for each image: they need files.
 
     Attributes:
-        files: pictures, or one folder of them, from which the patches come; of more than 16, so many are drawn.
+        files: images, or one folder of them, from which the patches come; of more than 16, so many are drawn.
         grid: patches per side; None draws single pixels.
         seed: of which patch comes from where.
     """
@@ -95,7 +95,7 @@ def _others(pixels: Tensor, row: int) -> list[Tensor]:
     others = [image for image in pixels if not _same(image, pixels[row])]
     if not others:
         raise SpecError(
-            "neighbours needs other pictures, and there is one image at a time here; name some, or a folder of them: "
+            "neighbours needs other images, and there is one image at a time here; name some, or a folder of them: "
             "neighbours(files=('FOLDER',))"
         )
     return others

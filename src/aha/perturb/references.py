@@ -148,7 +148,7 @@ class Mean(Reference):
 @reference("own_mean")
 @dataclass(frozen=True)
 class OwnMean(Reference):
-    """The mean colour of the picture itself."""
+    """The mean colour of the image itself."""
 
     is_pixels: ClassVar[bool] = False
 
@@ -313,7 +313,7 @@ class BlurredNoise(Reference):
 @reference("image")
 @dataclass(frozen=True)
 class ReferenceImage(Reference):
-    """A picture of the user's, brought to the model's input like any other."""
+    """An image of the user's, brought to the model's input like any other."""
 
     for_volumes: ClassVar[bool] = False
 

@@ -230,7 +230,7 @@ class Explanation:
         return f"{self.labels[index]} {float(self.scores[index]):.3g}"
 
     def save(self, folder: str | Path) -> Path:
-        """Writes maps, pictures and `manifest.json`, and returns its path; several methods may share one folder."""
+        """Writes maps, drawings and `manifest.json`, and returns its path; several methods may share one folder."""
         with ResultFolder(folder, self.model, self.digest, self.settings, wait=_PATIENCE) as results:
             for index in range(len(self)):
                 results.add(self.item(index))
@@ -270,7 +270,7 @@ class Explanation:
         """Maps side by side with a scrubber, for Jupyter, Colab, VS Code and marimo (extra `notebook`).
 
         Args:
-            others: explanations of the same pictures by other methods.
+            others: explanations of the same images by other methods.
         """
         from aha.results.viewer.payload import payload
         from aha.results.viewer.widget import viewer_widget

@@ -1,4 +1,4 @@
-"""Explanations of the same pictures by several methods, as one figure."""
+"""Explanations of the same images by several methods, as one figure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _CELL = 224  # pixels across
 
 
 def shared_scale(explanations: Iterable[Explanation]) -> render.Scale:
-    """One colour scale for the maps of several explanations: of pictures, classes, methods or models."""
+    """One colour scale for the maps of several explanations: of images, classes, methods or models."""
     return render.shared_scale(found.original_map(row) for found in explanations for row in range(len(found)))
 
 
 class Explanations(dict[str, Explanation]):
-    """Method -> its explanation, all of the same pictures and classes; in a notebook, a grid of all maps."""
+    """Method -> its explanation, all of the same images and classes; in a notebook, a grid of all maps."""
 
     def __repr__(self) -> str:
         return f"Explanations({', '.join(self)}: {len(self._first)} maps each)"
@@ -32,7 +32,7 @@ class Explanations(dict[str, Explanation]):
     def figure(
         self, *, width: int = _CELL, most: int | None = None, scale: Literal["own", "shared"] = "own"
     ) -> Image.Image:
-        """A row for each picture and class: the part of the picture that the model saw, then a map of each method.
+        """A row for each image and class: the part of the image that the model saw, then a map of each method.
 
         Args:
             width: of a map, in pixels.
@@ -62,7 +62,7 @@ class Explanations(dict[str, Explanation]):
         return sheet if common is None else render.with_bar(sheet, common)
 
     def save(self, path: str | Path, *, width: int = _CELL, scale: Literal["own", "shared"] = "own") -> Path:
-        """Writes `figure` as the kind of picture that the path names, such as .png or .jpg, and returns the path."""
+        """Writes `figure` as the kind of file that the path names, such as .png or .jpg, and returns the path."""
         path, kinds = Path(path), Image.registered_extensions()
         kind = kinds.get(path.suffix.lower())
         if kind not in Image.SAVE:

@@ -97,8 +97,8 @@ def _named_alike(folder: Path, images: Sequence[Path]) -> dict[Path, Path]:
             raise MetricError(f"{path} and {own[1]} could both be the map of {image}; keep one of them")
         if path in owners:
             raise MetricError(
-                f"{path} could be the map of {owners[path]} and of {image}; put maps into folders like the pictures' "
-                f"({'/'.join(parts[-2:])}{path.suffix}), or measure these pictures apart"
+                f"{path} could be the map of {owners[path]} and of {image}; put maps into folders like the images' "
+                f"({'/'.join(parts[-2:])}{path.suffix}), or measure these images apart"
             )
         owners[path] = image
     return {image: path for path, image in owners.items()}

@@ -74,7 +74,7 @@ class Similarity(Number):
 
 
 def embedding(model: TargetModel, pictures: Sequence[Any]) -> Tensor:
-    """The mean direction (D,) of the embeddings of pictures; float tensors (C, H, W) are model inputs already."""
+    """The mean direction (D,) of the embeddings of images; float tensors (C, H, W) are model inputs already."""
     inputs = torch.stack([_inputs(model, picture) for picture in pictures]).to(model.device)
     inside = (_TOWER,) if model.has_texts else ()
     found = model.explaining(Explained("embedding", _embeddings, inside)).outputs(inputs)

@@ -77,7 +77,7 @@ def prepare(trial: Trial, out: Path, images: int) -> Prepared:
         module.load_state_dict(load_file(folder / WEIGHTS))
     if facts["accuracy"] < trial.least:
         raise ModelError(
-            f"the network of {trial.name} is right about {facts['accuracy']:.0%} of new pictures, "
+            f"the network of {trial.name} is right about {facts['accuracy']:.0%} of new images, "
             f"not at least {trial.least:.0%}; {_ADVICE}"
         )
     data = folder / TABLE

@@ -37,7 +37,7 @@ def map_records(bench: Workbench, keys: Sequence[str]) -> list[MapResult]:
     if len(records) < len(found) or any(record.get("asked") for record in records):
         raise SpecError("only maps of classes can be downloaded; the target view shows the call for its own")
     if len({(record["picture"], record["model"]) for record in records}) > 1:
-        raise SpecError("a download holds maps of one picture and one model")
+        raise SpecError("a download holds maps of one image and one model")
     return records
 
 

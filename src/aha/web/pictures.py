@@ -89,7 +89,7 @@ class Pictures:
         tries = [path, *(folder / name for folder in self._folders for name in (path, path.name))]
         found = next((one for one in tries if one.is_file()), None)
         if found is None:
-            raise ImageError(f"{path} is no longer there; start with --images FOLDER to say where its pictures are")
+            raise ImageError(f"{path} is no longer there; start with --images FOLDER to say where its images are")
         return self.arriving(lambda: _content(found), path.name, asker)
 
     def open_example(self, number: int, asker: Asker = HERE) -> Future[PictureRecord]:
@@ -175,7 +175,7 @@ def find_examples(folders: Iterable[Path], most: int = 500) -> list[Example]:
     ]
     kept = [example for example in found if _lies_inside(example)]
     if not kept:
-        raise ImageError(f"all pictures in {folders[0]} are links that lead out of it; name the folder they lead to")
+        raise ImageError(f"all images in {folders[0]} are links that lead out of it; name the folder they lead to")
     return kept[:most]
 
 

@@ -58,7 +58,7 @@ class Readers:
         own = [one for queue in self._waiting.get(asker.address, {}).values() for one, _ in queue]
         for futures, most in ((waiting, _MOST_WAITING), (own, _MOST_OF_ONE)):
             if asker != HERE and sum(not future.cancelled() for future in futures) >= most:
-                raise Busy("too many pictures are waiting to be read; try again in a while")
+                raise Busy("too many images are waiting to be read; try again in a while")
 
     def _do_next(self) -> None:
         """One piece of work for each call, which is what comes next by turns."""

@@ -13,13 +13,13 @@ c r v p t u   compare, refine, contrast, paint, target, runs
 d             delete or insert
 ?             this help
 
-In a picture that was clicked, or reached with Tab:
+In an image that was clicked, or reached with Tab:
 wheel, + and -  zoom in and out
-arrows, drag    move; all pictures follow
+arrows, drag    move; all images follow
 0, double click all of it
 
 Anywhere else the wheel scrolls the page; with Ctrl, Shift or Cmd
-held it zooms the picture under the pointer. On a touch screen two
+held it zooms the image under the pointer. On a touch screen two
 fingers zoom, and one moves what is zoomed.`;
 const TAB_KEYS = { c: "compare", r: "refine", v: "contrast", p: "paint", t: "target", u: "runs" };
 

@@ -50,7 +50,7 @@ class Brush extends View {
 }
 
 function build(about) {
-  const canvas = make("canvas", { id: "paint-view", width: 640, height: 640, tabIndex: 0, "aria-label": "The picture to paint on" });
+  const canvas = make("canvas", { id: "paint-view", width: 640, height: 640, tabIndex: 0, "aria-label": "The image to paint on" });
   parts = {
     view: new Brush(canvas, lens),
     size: make("input", { type: "range", id: "brush", min: 1, max: 25, step: 0.5, value: 6, on: { input: () => lens.redraw() } }),

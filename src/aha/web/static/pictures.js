@@ -23,11 +23,11 @@ export async function take(files) {
   const isPicture = (file) => !file.type || file.type.startsWith("image/") || given.length === 1;
   const wanted = given.filter(isPicture);
   if (!wanted.length) {
-    say("there is no picture among these files");
+    say("there is no image among these files");
     return;
   }
   const failed = given.filter((file) => !isPicture(file)).map((file) => `${file.name}: not a picture`);
-  if (wanted.length > MOST_AT_ONCE) say(`${wanted.length} pictures; the first ${MOST_AT_ONCE} are taken`, { calm: true });
+  if (wanted.length > MOST_AT_ONCE) say(`${wanted.length} images; the first ${MOST_AT_ONCE} are taken`, { calm: true });
   let first = null;
   for (const file of wanted.slice(0, MOST_AT_ONCE)) {
     if (file.size > session.about.max_upload) {

@@ -123,7 +123,7 @@ function write() {
 }
 
 function build() {
-  const canvas = make("canvas", { id: "target-view", width: 480, height: 480, tabIndex: 0, "aria-label": "The picture to draw on" });
+  const canvas = make("canvas", { id: "target-view", width: 480, height: 480, tabIndex: 0, "aria-label": "The image to draw on" });
   const typed = () => { const values = parts.corners.map((input) => input.value); if (values.every((value) => value !== "")) setCorners(values.map(Number)); };
   parts = {
     canvas, view: new Drawing(canvas, lens),
@@ -159,7 +159,7 @@ export function open(model) {
   const draws = { class: "A target is a number that the model gives: a contrast, an output, a neuron.",
     region: "Draw a box or brush a region, and ask which pixels the score of a class there relies on.",
     box: "Draw a box around an object, and ask which pixels its detection relies on." };
-  parts.note.textContent = `${draws[model.kind]} Coordinates are pixels of your picture.`;
+  parts.note.textContent = `${draws[model.kind]} Coordinates are pixels of your image.`;
   parts.text.placeholder = EXAMPLES[model.kind];
   parts.method.value = state.asker || model.suggested[0] || "gradient";
   parts.drawing.hidden = model.kind === "class";

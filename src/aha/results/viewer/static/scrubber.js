@@ -33,7 +33,7 @@ export class Scrubber {
     Object.assign(this, { choice, onChange, onReference, tiles: [], drawn: [], bounds: [], former: [], isDue: false });
     const group = `kind-${crypto.getRandomValues(new Uint32Array(1))[0]}`; // other widgets of a notebook are other modules
     const id = (own) => (name ? { id: own } : {});
-    this.canvas = make("canvas", { ...id("scrub-view"), width: 448, height: 448, tabIndex: 0, "aria-label": "The picture with pixels removed" });
+    this.canvas = make("canvas", { ...id("scrub-view"), width: 448, height: 448, tabIndex: 0, "aria-label": "The image with pixels removed" });
     this.by = make("select", { ...id("by"), on: { change: () => { choice.by = Number(this.by.value); this.draw(); } } });
     this.reference = make("select", { ...id("reference"), on: { change: () => this.refer() } },
       ...references.map((one) => make("option", { value: one, selected: one === choice.reference }, one)));

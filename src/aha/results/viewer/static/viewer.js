@@ -26,11 +26,11 @@ class Viewer {
     this.picture = make("select", { on: change((value) => { this.slice.value = value; this.open(); }) }, ...payload.pictures.map((one, i) => make("option", { value: i }, one.name)));
     this.class = make("select", { on: change(() => this.open()) });
     const mode = make("select", { on: change((value) => { this.look.mode = value; this.paint(); }) },
-      ...[["overlay", "over the picture"], ["map", "the map alone"], ["mask", "top 20 % only"]].map(([value, name]) => make("option", { value }, name)));
+      ...[["overlay", "over the image"], ["map", "the map alone"], ["mask", "top 20 % only"]].map(([value, name]) => make("option", { value }, name)));
     const opacity = make("input", { type: "range", min: 0, max: 1, step: 0.05, value: this.look.opacity, on: { input: () => { this.look.opacity = Number(opacity.value); this.paint(); } } });
     this.place = make("div", { class: "tiles" });
     this.card = make("p", { class: "card-text" });
-    this.pictureLabel = make("label", {}, "Picture ", this.picture);
+    this.pictureLabel = make("label", {}, "Image ", this.picture);
     this.pictureLabel.hidden = payload.pictures.length < 2;
     this.slice = make("input", { type: "range", min: 0, max: Math.max(0, payload.slices - 1), step: 1, value: 0, "aria-label": "Slice",
       on: { input: () => { this.picture.value = this.slice.value; this.open(); } } });
