@@ -96,7 +96,11 @@ def table(name: str, group: Group) -> list[dict[str, str]]:
         order = sorted(means, key=lambda method: -sign * means[method])
         for rank, method in enumerate(order, start=1):
             values = list(by_method[method].values())
-            gaps = [sign * (by_method[LEADER][key] - value) for key, value in by_method[method].items() if key in by_method[LEADER]]
+            gaps = [
+                sign * (by_method[LEADER][key] - value)
+                for key, value in by_method[method].items()
+                if key in by_method[LEADER]
+            ]
             lead = ["", ""] if method == LEADER else [f"{statistics.mean(gaps):.4f}", f"{error(gaps):.4f}"]
             cells = (name, measure, method, len(values), f"{means[method]:.4f}", f"{error(values):.4f}", rank, *lead)
             found.append(dict(zip(FIELDS, map(str, cells), strict=True)))

@@ -1,6 +1,6 @@
 """Draws `images/truth.png`: generated scenes, and the pixels that matter in them.
 
-    python docs/draw_truth.py
+python docs/draw_truth.py
 """
 
 from __future__ import annotations

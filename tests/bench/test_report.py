@@ -360,6 +360,7 @@ def test_the_estimate_writes_nothing_and_is_about_right(plan: Plan, tmp_path: Pa
     assert set(expected.by_method) == set(plan.methods) and expected.seconds > 0
 
 
+@pytest.mark.slow
 def test_a_large_report_is_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """100 000 rows; in processor time, since other work goes on beside."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))

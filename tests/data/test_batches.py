@@ -200,7 +200,7 @@ def test_tensors_are_shown_as_the_pictures_they_were(model: TargetModel, bare: T
     ("images", "says"),
     [
         (torch.zeros(3, 3), r"shape \(3, 3\) is not \(C, H, W\)"),
-        (torch.zeros(1, 1, 3, 4, 4), r"shape \(1, 1, 3, 4, 4\)"),
+        (torch.zeros(1, 1, 3, 4, 4, 4), r"shape \(1, 1, 3, 4, 4, 4\)"),
         (torch.zeros(0, 3, 4, 4), r"shape \(0, 3, 4, 4\)"),
         (torch.zeros(2, 1, 8, 8), "inputs have 1 channels; module:TinyCNN expects 3"),
         ([torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)], "different shapes"),

@@ -162,7 +162,7 @@ def test_refusals(images: Tensor) -> None:
 
     with pytest.raises(CapabilityError, match="attention"):
         aha.explain(randomised(TinyCNN()), images, "transformer_attribution")
-    with pytest.raises(SpecError, match="negative"):
+    with pytest.raises(SpecError, match="start_layer must be a whole number of at least 0"):
         load_method("transformer_attribution(start_layer=-1)")
     with pytest.raises(SpecError, match="there are 2 blocks"):
         load_method("transformer_attribution(start_layer=2)")(load_model(tiny_vit()), images, CHOSEN)

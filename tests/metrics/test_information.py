@@ -221,7 +221,7 @@ def test_images_recognised_when_blurred_have_no_accuracy_curve() -> None:
     assert set(numbers(Case(sample(target(), bright), 0, centre_map()))) == {"sic"}
     dark_centre = np.random.default_rng(0).integers(200, 250, (SIDE, SIDE, 3)).astype(np.uint8)
     dark_centre[8:16, 8:16] -= 30
-    with pytest.raises(MetricError, match="no lower than the picture"):
+    with pytest.raises(MetricError, match="no lower than the image"):
         numbers(Case(sample(target(), dark_centre), 0, centre_map()))
 
 

@@ -292,7 +292,7 @@ def test_results_of_an_engine_say_so(recorded: Callable[..., Recorder]) -> None:
 @pytest.mark.parametrize(
     ("engine", "options", "said"),
     [
-        ("tensorrt", {}, "unknown engine 'tensorrt'; known: eager, auto"),
+        ("tensorrt", {}, "unknown engine 'tensorrt'; known: eager, compiled, onnxruntime, openvino, auto"),
         ("onnxruntime", {"precision": "bfloat16"}, "works in float32; leave out"),
         ("openvino", {"precision": "float16"}, "works in float32 and bfloat16; leave out"),
     ],

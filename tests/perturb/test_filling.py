@@ -193,7 +193,7 @@ def test_neighbours_come_from_the_other_images_of_the_batch() -> None:
 
 def test_neighbours_of_one_image_need_files(tmp_path: Path) -> None:
     model = aha.load_model(randomised(TinyCNN()), input_size=16, mean=(0.5,) * 3, std=(0.5,) * 3)
-    with pytest.raises(SpecError, match=r"neighbours needs other pictures.*files="):
+    with pytest.raises(SpecError, match=r"neighbours needs other images.*files="):
         load_reference("neighbours")(model, torch.rand(1, 3, 16, 16), torch.zeros(1).long())
     for name, colour in (("a", 51), ("b", 102)):
         Image.new("RGB", (16, 16), (colour,) * 3).save(tmp_path / f"{name}.png")

@@ -31,7 +31,19 @@ class Layout:
             return raw
         if self.kind == "NHWC":
             return rearrange(raw, "b ... c -> b c ...")
-        return rearrange(raw[:, self.prefix :].reshape(len(raw), *self.grid, -1), "b ... c -> b c ...")
+        axes, sizes = self._axes
+        return rearrange(raw[:, self.prefix :], f"b ({axes}) c -> b c {axes}", **sizes)
+
+    def to_grid(self, values: Tensor) -> Tensor:
+        """A value of each token (B, T) as (B, h, w)."""
+        axes, sizes = self._axes
+        return rearrange(values[:, self.prefix :], f"b ({axes}) -> b {axes}", **sizes)
+
+    @property
+    def _axes(self) -> tuple[str, dict[str, int]]:
+        """Names of the spatial axes, and their lengths: written out, since exporters do not follow a reshape."""
+        names = "dhw"[-len(self.grid) :]
+        return " ".join(names), dict(zip(names, self.grid, strict=True))
 
     def from_map(self, maps: Tensor, raw: Tensor) -> Tensor:
         """The raw tensor again, with its spatial part taken from `maps`; never shares memory with `maps`."""

@@ -127,8 +127,7 @@ class Trace:
 
     def to_grid(self, values: Tensor) -> Tensor:
         """Token values (B, T) as a map (B, h, w), without the prefix tokens."""
-        layout = self.structure.blocks[0].layout
-        return values[:, layout.prefix :].reshape(len(values), *layout.grid)
+        return self.structure.blocks[0].layout.to_grid(values)
 
     def values(self, layer: int) -> Tensor:
         """What each token (B, T, D) would get from the attention of a block if it attended to itself alone.

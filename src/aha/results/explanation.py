@@ -126,6 +126,7 @@ class Explanation:
         self, index: int, number: int | None, signed: bool | None, cmap: str | None
     ) -> tuple[Image.Image, Tensor, render.Scale | None]:
         """The picture, its map (H0, W0) and the scale; of a volume, one slice on the scale of all."""
+        self._places(index)
         if self.maps.dim() == 3 and number is None:
             return self.subjects[index].image, self.original_map(index), None
         values = self._volume(index)
