@@ -296,7 +296,7 @@ def measured(args: argparse.Namespace, model: aha.TargetModel, asked: Sequence[t
     for place, (image, target) in enumerate(asked):
         if time.monotonic() > args.end:
             break
-        scores = aha.evaluate(model, image, list(methods), metrics, targets=target, progress=False)
+        scores = aha.evaluate(model, image, list(methods), metrics, target=target, progress=False)
         for method in methods:
             deletion, insertion = (scores.values(method, name)[0] for name in ("deletion", "insertion"))
             for metric, value in (("deletion", deletion), ("insertion", insertion), ("ins_del", insertion - deletion)):

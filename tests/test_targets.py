@@ -281,8 +281,8 @@ def test_a_mask_is_where_localisation_looks(dense: aha.TargetModel, images: Tens
     mask = np.zeros((SIZE, SIZE), dtype=bool)
     mask[:, :16] = True
     asked = aha.targets.region(cls=1, mask=mask)
-    own = aha.evaluate(dense, images, "gradient", "mass_in_truth", targets=asked, progress=False)
-    same = aha.evaluate(dense, images, "gradient", "mass_in_truth", targets=asked, masks=[mask] * 2, progress=False)
+    own = aha.evaluate(dense, images, "gradient", "mass_in_truth", target=asked, progress=False)
+    same = aha.evaluate(dense, images, "gradient", "mass_in_truth", target=asked, masks=[mask] * 2, progress=False)
     assert own.values("gradient", "mass_in_truth") == same.values("gradient", "mass_in_truth")
 
 
@@ -292,7 +292,7 @@ WATCHING = ["stability(n=2)", "randomisation", "road", "single_deletion(grids=(4
 @pytest.mark.parametrize("metric", WATCHING)
 def test_metrics_of_every_family_watch_the_number(metric: str, dense: aha.TargetModel, images: Tensor) -> None:
     for target in ("region(cls=1, box=(0, 0, 16, 32))", "region(cls=1, box=(16, 0, 32, 32))"):
-        scores = aha.evaluate(dense, images, "gradient", metric, targets=target, progress=False)
+        scores = aha.evaluate(dense, images, "gradient", metric, target=target, progress=False)
         assert not scores.failures and len(scores.rows) >= 2
 
 

@@ -184,7 +184,7 @@ def test_video_transformers(method: str, volumes: Tensor) -> None:
 def test_deletion_and_insertion_count_voxels(volumes: Tensor) -> None:
     model, count = stated(), SIZE[0] * SIZE[1] * SIZE[2]
     values = torch.arange(count, dtype=torch.float32).view(1, *SIZE)  # the last slice goes first
-    scores = aha.evaluate(model, volumes[:1], {"by depth": values}, "deletion(steps=4, references=(black,))", targets=1)
+    scores = aha.evaluate(model, volumes[:1], {"by depth": values}, "deletion(steps=4, references=(black,))", target=1)
     assert not scores.failures
     (row,) = [row for row in scores.rows if row.reference == "black"]
     pixels, heights = model.to_pixels(volumes[:1]), []

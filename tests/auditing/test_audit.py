@@ -269,7 +269,7 @@ def test_the_shipped_file_says_the_shipped_values(tmp_path: Path) -> None:
     [
         ("[fidelity]\nleed = 1", "unknown entry fidelity.leed"),
         ("[fidelty]\nlead = 0.1", "unknown entry fidelty"),
-        ("[fidelity]\nlead = 2", "fidelity.lead must be a number from -1 to 1 or one of false, not 2"),
+        ("[fidelity]\nlead = 2", "fidelity.lead must be a number from -1 to 1 or false, not 2"),
         ("[fidelity]\nlead = true", "fidelity.lead must be"),
         ("[fidelity]\nlead = 'much'", "fidelity.lead must be"),
         ("fidelity = 3", "fidelity must be an object"),
@@ -303,7 +303,7 @@ def test_on_photographs_only_what_knows_the_network_has_a_lead(method: str, pret
 
 # The command line
 
-SMALL = ("--model", "timm:test_resnet", "--no-pretrained", "--img-size", "32", "--steps", "2", "--limit", "2")
+SMALL = ("--model", "timm:test_resnet", "--no-pretrained", "--input-size", "32", "--steps", "2", "--limit", "2")
 
 
 def test_the_command_fails_where_a_part_fails_and_report_repeats_it(data: Path, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def models() -> dict[str, TargetModel]:
         name: load_model(network, input_size=SIDE, fit="squash", **COLOURS)  # type: ignore[arg-type]
         for name, network in networks.items()
     }
-    return {**found, MODEL: load_model(MODEL, pretrained=False, img_size=SIDE)}
+    return {**found, MODEL: load_model(MODEL, pretrained=False, input_size=SIDE)}
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_map_is_what_explain_gives(
         target_bench.pictures.image(picture),
         {"own": own},
         "ins_del(steps=4, references=[black])",
-        targets=target,
+        target=target,
         progress=False,
     )
     assert curves["deletion"][0] == pytest.approx(found["score"], rel=1e-4, abs=1e-6)
