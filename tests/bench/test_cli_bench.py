@@ -19,7 +19,7 @@ def test_from_a_plan_to_a_page(tmp_path: Path) -> None:
     data, out = make_data(tmp_path / "data", 3), tmp_path / "run"
     plan = tmp_path / "plan.toml"
     plan.write_text(
-        f'model = "timm:test_resnet"\npretrained = false\nimg_size = 64\ndata = "{data / "list.csv"}"\n'
+        f'model = "timm:test_resnet"\npretrained = false\ninput_size = 64\ndata = "{data / "list.csv"}"\n'
         'methods = ["gradient", "center_map"]\nmetrics = ["ins_del(steps=3, references=(black,))"]\nlimit = 2\n'
     )
     dry = run("bench", plan, "--dry-run", "--json", "--out", out)
