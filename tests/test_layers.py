@@ -174,13 +174,11 @@ def test_methods_see_models_through_their_public_names() -> None:
 # Still there twice: the records of what is stored, which change together.
 _TWICE = {
     "Failure",
-    "Found",
     "MapRecord",
     "PictureRecord",
     "Run",
     "Settings",
     "State",
-    "Store",
     "Value",
 }
 
@@ -189,6 +187,8 @@ def test_no_public_class_name_is_there_twice() -> None:
     """One name, one thing: who reads `Batch` in a signature need not look up which."""
     places = defaultdict(list)
     for path in FILES:
+        if path == ROOT / "core" / "declared.py":  # outlines bear the names of what they stand for
+            continue
         for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(ROOT)))

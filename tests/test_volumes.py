@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import aha
 from aha.errors import AhaError, CapabilityError, ImageError, MetricError, OutputError, SpecError
 from aha.methods import METHODS, load_method
+from aha.metrics import Case, Sample, load_metric
 from aha.models import TargetModel, load_model
 from aha.perturb.references import REFERENCES, load_reference, reference_inputs
 from fakes import changes, randomised, snapshot, surroundings
@@ -203,10 +204,32 @@ def test_metrics_refuse_or_measure(volumes: Tensor) -> None:
         "sparseness",
     ):
         assert not aha.evaluate(model, volumes, "grad_cam", metric).failures
-    for metric in ("information_curve", "single_deletion", "randomisation"):
+    for metric in ("information_curve", "single_deletion", "randomisation", "border_mass"):
         with pytest.raises(MetricError, match="measures maps of images, not of volumes or clips") as caught:
             aha.evaluate(model, volumes, "grad_cam", metric)
         one_line(caught)
+
+
+def test_metrics_that_run_the_method_again(volumes: Tensor) -> None:
+    again = aha.evaluate(stated(), volumes, "grad_cam", "repeatability", target=1)
+    assert not again.failures
+    values = [row.value for row in again.rows if row.metric in ("repeat_again", "repeat_seeds", "repeat_batch")]
+    assert len(values) == 6 and values == pytest.approx([1.0] * 6, abs=1e-4)
+
+    def bright(model: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
+        return model.to_pixels(inputs).mean(dim=1)
+
+    # A map that moves with the volume is stable; a map of noise, compared at other places, would not be.
+    sample = Sample(stated(), "v", volumes[0])
+    case = Case(sample, 1, bright(stated(), volumes[:1], torch.tensor([1]))[0], explain=bright)
+    (least,) = [v.value for v in load_metric("answer_stability")(case) if v.column == "answer_stability_least"]
+    assert least > 0.9
+
+
+def test_one_volume_and_its_map(volumes: Tensor) -> None:
+    """Its first axis is of channels, not of volumes."""
+    scores = aha.evaluate(stated(), volumes[0], {"mine": torch.rand(1, *SIZE)}, "sparseness", target=1)
+    assert {row.image for row in scores.rows} == {"image-0"} and not scores.failures
 
 
 def test_a_card_of_a_volume(volumes: Tensor) -> None:

@@ -384,7 +384,7 @@ def maps_of(model: TargetModel, method: Method, inputs: Tensor, classes: Tensor)
     """
     with torch.inference_mode(False), torch.no_grad():
         maps, _ = _compute(model, [method] * len(inputs), inputs, classes, Chunks(model.chunks.size))
-        return _at_input_size(maps, (inputs.shape[-2], inputs.shape[-1]), method)
+        return _at_input_size(maps, tuple(inputs.shape[2:]), method)
 
 
 def _taken(images: Tensor, rows: list[int]) -> Tensor:

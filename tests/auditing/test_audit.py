@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import aha
 from aha.auditing.audit import Audit
-from aha.auditing.checks import Check, Part
+from aha.auditing.checks import AuditCheck, AuditPart
 from aha.auditing.page import write_audit
 from aha.auditing.run import prepare
 from aha.auditing.thresholds import read_thresholds, shipped_text, shipped_thresholds
@@ -156,16 +156,16 @@ def test_a_search_that_cannot_be_run_fails_the_headroom(data: Path, tmp_path: Pa
 
 
 def test_a_part_passes_with_all_of_its_checks_alone() -> None:
-    def check(value: float | None, limit: Any = 0.5, **options: Any) -> Check:
-        return Check("name", "meaning", "least", limit, 0.5, value=value, **options)
+    def check(value: float | None, limit: Any = 0.5, **options: Any) -> AuditCheck:
+        return AuditCheck("name", "meaning", "least", limit, 0.5, value=value, **options)
 
     assert check(0.5).verdict == "passed" and check(0.49).verdict == "failed"
-    assert Check("name", "meaning", "most", 0.5, 0.5, value=0.51).verdict == "failed"
+    assert AuditCheck("name", "meaning", "most", 0.5, 0.5, value=0.51).verdict == "failed"
     assert check(None).verdict == "not judged" and check(None, has_failed=True).verdict == "failed"
-    assert Part("p", "?", [check(1.0), check(None)]).verdict == "not judged"
-    assert Part("p", "?", [check(0.1), check(None)]).verdict == "failed"
-    assert Part("p", "?", [check(1.0), check(0.1, limit=False)]).verdict == "passed"
-    assert Part("p", "?", [check(1.0, limit=False)]).verdict == "not judged"
+    assert AuditPart("p", "?", [check(1.0), check(None)]).verdict == "not judged"
+    assert AuditPart("p", "?", [check(0.1), check(None)]).verdict == "failed"
+    assert AuditPart("p", "?", [check(1.0), check(0.1, limit=False)]).verdict == "passed"
+    assert AuditPart("p", "?", [check(1.0, limit=False)]).verdict == "not judged"
 
 
 # Files

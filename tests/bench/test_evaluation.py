@@ -230,7 +230,7 @@ def test_the_exit_code_is_of_what_was_asked(photos: Path, tmp_path: Path) -> Non
         (np.full((40, 50), 1e300), "beyond the range"),
         (np.ones((40, 50)) * 1j, "complex128"),
         (np.full((40, 50), "a"), "number"),
-        (np.ones((40, 50, 3, 2)), "a map is \\(height, width\\)"),
+        (np.ones((2, 40, 50, 3)), "a map is \\(height, width\\)"),
         (np.ones((0, 50)), "a map is \\(height, width\\)"),
     ],
 )

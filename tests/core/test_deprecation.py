@@ -12,6 +12,7 @@ import torch
 
 import aha
 from aha import errors
+from aha.bench.plan import make_plans
 from aha.errors import AhaWarning, DeprecatedWarning, deprecated
 
 PACKAGE = Path(aha.__file__).parent
@@ -72,3 +73,10 @@ def test_former_words_still_work_and_name_the_present_ones() -> None:
     with pytest.warns(DeprecatedWarning, match="use evaluate"):
         scores = aha.evaluate(model, images, "center_map", "sparseness", targets=7, progress=False)
     assert {row.target for row in scores.rows} == {7}
+    former = {"model": "timm:test_vit", "data": "photos", "methods": ["gradient"], "img_size": 64}
+    with pytest.warns(DeprecatedWarning, match="img_size in the plan .* use input_size"):
+        (plan,) = make_plans(former)
+    assert plan.input_size == 64
+    with pytest.warns(DeprecatedWarning):  # as the command line changes what a file says
+        (plan,) = make_plans({**former, "input_size": 32})
+    assert plan.input_size == 32

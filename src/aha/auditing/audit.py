@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from aha.auditing.checks import Part, Verdict
+from aha.auditing.checks import AuditPart, Verdict
 from aha.auditing.evidence import names_of
-from aha.auditing.record import JSON, PAGE, Asked
+from aha.auditing.record import JSON, PAGE, AuditRequest
 from aha.auditing.thresholds import Thresholds
 from aha.results.score_table import text_table
 
@@ -35,8 +35,8 @@ class Audit:
         folder: where it lies.
     """
 
-    asked: Asked
-    parts: Sequence[Part]
+    asked: AuditRequest
+    parts: Sequence[AuditPart]
     subject: Mapping[str, Any]
     thresholds: Thresholds
     shipped: Thresholds
@@ -93,7 +93,7 @@ class Audit:
         """The same for programs."""
         return self.folder / JSON
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> AuditPart:
         """One part."""
         return next(part for part in self.parts if part.name == name)
 

@@ -15,7 +15,7 @@ Shown = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Check:
+class AuditCheck:
     """One number and its threshold.
 
     Attributes:
@@ -60,7 +60,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Part:
+class AuditPart:
     """One question of an audit.
 
     Attributes:
@@ -72,7 +72,7 @@ class Part:
 
     name: str
     question: str
-    checks: Sequence[Check]
+    checks: Sequence[AuditCheck]
     notes: Sequence[str] = field(default_factory=tuple)
 
     @property
@@ -100,14 +100,14 @@ class Part:
 
 def averaged(
     values: Mapping[Shown, float], reasons: Sequence[str], by: Literal["mean", "low"] = "mean", **about: Any
-) -> Check:
+) -> AuditCheck:
     """A check of the mean over images, or of the lower end of its 95 % interval; `about` is the rest of the check."""
     if not values:
         why = reasons[0] if reasons else "it was not measured"
-        return Check(**about, why=why, has_failed=bool(reasons))
+        return AuditCheck(**about, why=why, has_failed=bool(reasons))
     found = summarise("", "", "", "", by_image((image, value) for (image, _), value in values.items()))
     has_interval = found.n > 1
     if by == "low" and not has_interval:
-        return Check(**about, n=found.n, why="one image gives no interval")
+        return AuditCheck(**about, n=found.n, why="one image gives no interval")
     low, high = (found.low, found.high) if has_interval else (None, None)
-    return Check(**about, value=found.low if by == "low" else found.mean, low=low, high=high, n=found.n)
+    return AuditCheck(**about, value=found.low if by == "low" else found.mean, low=low, high=high, n=found.n)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aha.auditing.checks import Shown
-from aha.auditing.record import Asked
+from aha.auditing.record import AuditRequest
 from aha.auditing.thresholds import Thresholds
 from aha.bench.run_reader import Group, Run
 from aha.metrics import load_metric
@@ -31,7 +31,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class AuditEvidence:
     """All numbers of one audit.
 
     Attributes:
@@ -43,7 +43,7 @@ class Evidence:
         agreement: with other maps, where some were given.
     """
 
-    asked: Asked
+    asked: AuditRequest
     run: Run
     group: Group
     thresholds: Thresholds
@@ -62,7 +62,7 @@ class Evidence:
         return [failure.reason for failure in own if failure.metric in ("", name)]
 
 
-def missing(evidence: Evidence) -> int:
+def missing(evidence: AuditEvidence) -> int:
     """Images on which the method or a baseline has not been measured yet, as after an interrupt; each counts for each.
 
     By the plans of the number of images that is asked for: an earlier audit of more of them may stay unfinished.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from aha.auditing.against import read_agreement
 from aha.auditing.audit import IS_NOT, Audit, shown, sign
-from aha.auditing.evidence import Evidence
+from aha.auditing.evidence import AuditEvidence
 from aha.auditing.parts import all_parts
 from aha.auditing.parts.failures import reasons
 from aha.auditing.pictures import best_and_worst, leads
@@ -64,7 +64,7 @@ def write_audit(folder: str | Path, out: str | Path | None = None) -> Audit:
     return found
 
 
-def read_evidence(folder: Path) -> Evidence:
+def read_evidence(folder: Path) -> AuditEvidence:
     """What the folder of an audit holds.
 
     Raises:
@@ -75,10 +75,12 @@ def read_evidence(folder: Path) -> Evidence:
     group = next((group for group in run.groups if (group.model, group.digest, group.target_kind) == wanted), None)
     if group is None:
         raise OutputError(f"{folder} has no results yet; run the same aha audit again")
-    return Evidence(asked, run, group, read_thresholds(folder / FILE), shipped_thresholds(), read_agreement(folder))
+    return AuditEvidence(
+        asked, run, group, read_thresholds(folder / FILE), shipped_thresholds(), read_agreement(folder)
+    )
 
 
-def page_of(found: Audit, evidence: Evidence) -> str:
+def page_of(found: Audit, evidence: AuditEvidence) -> str:
     """The page as HTML."""
     best, worst = best_and_worst(evidence)
     environment = templates_of("aha.auditing")
@@ -98,7 +100,7 @@ def page_of(found: Audit, evidence: Evidence) -> str:
     )
 
 
-def _figures(evidence: Evidence) -> Iterator[tuple[str, str]]:
+def _figures(evidence: AuditEvidence) -> Iterator[tuple[str, str]]:
     """Curves with both kinds of references, as captions and data URIs."""
     for references, what in ((KNOWN, "references of training"), (UNSEEN, "references outside training")):
         protocols = [str(load_metric(text)) for text in curves(references, evidence.asked.steps)]
@@ -108,7 +110,7 @@ def _figures(evidence: Evidence) -> Iterator[tuple[str, str]]:
             yield what, "data:image/svg+xml;base64," + base64.b64encode(drawn).decode()
 
 
-def _by_reference(evidence: Evidence) -> list[tuple[str, list[str]]]:
+def _by_reference(evidence: AuditEvidence) -> list[tuple[str, list[str]]]:
     """Ins-Del of the method and of the baselines with each reference, and on average; means and standard errors."""
     rows = []
     for method in dict.fromkeys((evidence.asked.method, *BASELINES)):

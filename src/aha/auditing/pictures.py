@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aha.auditing.checks import Shown
-from aha.auditing.evidence import Evidence, paired
+from aha.auditing.evidence import AuditEvidence, paired
 from aha.auditing.plans import KNOWN, UNSEEN, ins_del
 from aha.bench.store import read_map, read_picture
 from aha.drawing.render import overlay
@@ -20,7 +20,7 @@ _WIDTH = 320  # twice what the page shows, for dense screens
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnMap:
     """An image with its map.
 
     Attributes:
@@ -35,7 +35,7 @@ class Drawn:
     map: str
 
 
-def leads(evidence: Evidence) -> dict[Shown, float]:
+def leads(evidence: AuditEvidence) -> dict[Shown, float]:
     """Ins-Del above random pixels, averaged over both kinds of references."""
     methods = (None, "random_map")
     of_each = [
@@ -46,7 +46,7 @@ def leads(evidence: Evidence) -> dict[Shown, float]:
     return {name: sum(own[name] for own in of_each) / len(of_each) for name in of_each[0] if name in common}
 
 
-def best_and_worst(evidence: Evidence) -> tuple[list[Drawn], list[Drawn]]:
+def best_and_worst(evidence: AuditEvidence) -> tuple[list[DrawnMap], list[DrawnMap]]:
     """At most ten images of each, none in both; the best and the worst come first."""
     found = leads(evidence)
     order = sorted(found, key=lambda shown: -found[shown])
@@ -56,7 +56,7 @@ def best_and_worst(evidence: Evidence) -> tuple[list[Drawn], list[Drawn]]:
     return list(_drawn(evidence, best, found)), list(_drawn(evidence, worst, found))
 
 
-def _drawn(evidence: Evidence, names: Sequence[Shown], found: dict[Shown, float]) -> Iterator[Drawn]:
+def _drawn(evidence: AuditEvidence, names: Sequence[Shown], found: dict[Shown, float]) -> Iterator[DrawnMap]:
     run, group = evidence.run, evidence.group
     for image, target in names:
         place, drawn = group.maps.get(image, {}).get(evidence.asked.method, (None, None))
@@ -67,7 +67,7 @@ def _drawn(evidence: Evidence, names: Sequence[Shown], found: dict[Shown, float]
             values = np.nan_to_num(read_map(run.folder, place))
         except (OSError, ValueError):
             continue  # maps that were moved away are no reason for not having a page
-        yield Drawn(
+        yield DrawnMap(
             image,
             run.class_name(group.model, target),
             group.facts[image, target].score,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aha.auditing.record import Asked
+from aha.auditing.record import AuditRequest
 from aha.bench.plan import Plan
 from aha.data.datasets import BenchImage
 from aha.results.cards import BASELINES
@@ -31,13 +31,13 @@ def _with(name: str, references: Sequence[str], steps: int) -> str:
     return f"{name}(steps={steps}, references=({', '.join(references)}))"
 
 
-def _fidelity(asked: Asked) -> list[str]:
+def _fidelity(asked: AuditRequest) -> list[str]:
     """With references that explainers are trained with, and with others."""
     each = (KNOWN, UNSEEN)
     return [text for own in each for text in (ins_del(own, asked.steps), *curves(own, asked.steps))]
 
 
-def search_of(asked: Asked) -> str:
+def search_of(asked: AuditRequest) -> str:
     """The search that says what is possible; empty where none was asked for."""
     return f"search(budget={asked.headroom})" if asked.headroom else ""
 
@@ -49,7 +49,7 @@ def truth_metric(images: Sequence[BenchImage]) -> str:
     return "energy_in_box" if images and all(image.boxes for image in images) else ""
 
 
-def plans_of(asked: Asked, batch_size: int, num_classes: int) -> list[Plan]:
+def plans_of(asked: AuditRequest, batch_size: int, num_classes: int) -> list[Plan]:
     """The plans, that of the audited method first."""
     truth = (asked.truth,) if asked.truth else ()
     own = [*_fidelity(asked), REPEATABILITY, STABILITY, WEIGHTS, BORDER, *truth]

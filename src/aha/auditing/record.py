@@ -17,7 +17,7 @@ PAGE, JSON = "audit.html", "audit.json"
 
 
 @dataclass(frozen=True)
-class Asked:
+class AuditRequest:
     """What is audited, and how.
 
     Attributes:
@@ -64,7 +64,7 @@ def is_audit(folder: Path) -> bool:
     return (folder / RECORD).is_file()
 
 
-def read_asked(folder: Path) -> Asked:
+def read_asked(folder: Path) -> AuditRequest:
     """What the audit of a folder was asked for.
 
     Raises:
@@ -73,12 +73,12 @@ def read_asked(folder: Path) -> Asked:
     if not is_audit(folder):
         raise OutputError(f"{folder} is not the folder of an audit; create one with: aha audit")
     try:
-        return from_json(Asked, read_record(folder / RECORD))
+        return from_json(AuditRequest, read_record(folder / RECORD))
     except (OSError, SpecError) as error:
         raise OutputError(f"{folder / RECORD} is damaged ({error}); run aha audit again with another --out") from None
 
 
-def check_same(folder: Path, asked: Asked) -> Asked:
+def check_same(folder: Path, asked: AuditRequest) -> AuditRequest:
     """Refuses a folder that holds something else; gives what is asked, with the date on which the audit was begun."""
     if not is_audit(folder):
         if (folder / ROWS).is_dir():
@@ -90,4 +90,4 @@ def check_same(folder: Path, asked: Asked) -> Asked:
         if was != now:
             what = "other weights" if name == "digest" else f"{name.replace('in_full', 'method')} {was}, not {now}"
             raise OutputError(f"{folder} holds an audit with {what}; choose another --out")
-    return Asked(**{**vars(asked), "begun": former.begun})
+    return AuditRequest(**{**vars(asked), "begun": former.begun})

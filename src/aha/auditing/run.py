@@ -13,7 +13,7 @@ from aha.auditing.against import RECORD, Other, compare, find_other, run_of
 from aha.auditing.audit import Audit
 from aha.auditing.page import write_audit
 from aha.auditing.plans import plans_of, search_of, truth_metric
-from aha.auditing.record import Asked, check_same
+from aha.auditing.record import AuditRequest, check_same
 from aha.auditing.thresholds import FILE, Thresholds, read_thresholds
 from aha.bench.run_reader import read_run
 from aha.bench.runner import BenchRun, Step, planned_view
@@ -84,14 +84,14 @@ def audit(
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedAudit:
     """An audit, checked; nothing has been computed yet.
 
     Attributes:
         runs: what is to be measured, one after the other.
     """
 
-    asked: Asked
+    asked: AuditRequest
     thresholds: Thresholds
     out: Path
     runs: tuple[BenchRun, ...]
@@ -128,7 +128,7 @@ def prepare(
     seed: int = 0,
     batch_size: int = 8,
     model_text: str | None = None,
-) -> Prepared:
+) -> PreparedAudit:
     """The audit of `audit`, checked; writes nothing. `model_text` is how a call writes the model."""
     for name, value in (("limit", limit), ("steps", steps), ("batch_size", batch_size), ("headroom", headroom or 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -139,7 +139,7 @@ def prepare(
     loaded.stated_preprocessing()
     check_fit(chosen, loaded)
     text = str(data).rstrip("/") or "/"
-    asked = Asked(
+    asked = AuditRequest(
         model=loaded.spec,
         digest=loaded.digest,
         model_text=model_text or ("model" if loaded.spec.startswith("module:") else f'"{loaded.spec}"'),
@@ -166,4 +166,4 @@ def prepare(
     runs = [BenchRun(plan, out, model=loaded) for plan in plans]
     if other is not None and (made := run_of(other, plans[0], out, loaded)) is not None:
         runs.append(made)
-    return Prepared(asked, limits, out, tuple(runs), other)
+    return PreparedAudit(asked, limits, out, tuple(runs), other)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from aha.auditing.evidence import Evidence
+from aha.auditing.evidence import AuditEvidence
 from aha.core.disk import result_key
 
 
-def subject(evidence: Evidence) -> dict[str, Any]:
+def subject(evidence: AuditEvidence) -> dict[str, Any]:
     """Facts by name."""
     return dict(_facts(evidence))
 
 
-def _facts(evidence: Evidence) -> Iterator[tuple[str, Any]]:
+def _facts(evidence: AuditEvidence) -> Iterator[tuple[str, Any]]:
     asked, group = evidence.asked, evidence.group
     plan = next((plan for plan in evidence.run.plans if group.is_of(plan)), None)
     yield "model", asked.model

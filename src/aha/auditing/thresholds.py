@@ -31,7 +31,7 @@ class Fidelity:
 
 
 @dataclass(frozen=True)
-class Repeatability:
+class RepeatabilityLimits:
     """Rank correlations with the same map made again."""
 
     again: Correlation
@@ -48,7 +48,7 @@ class Reproducibility:
 
 
 @dataclass(frozen=True)
-class Stability:
+class StabilityLimits:
     """Rank correlation under small changes that keep the answer."""
 
     answer: Correlation
@@ -83,9 +83,9 @@ class Thresholds:
     """The limits of all parts; `aha/auditing/thresholds.toml` explains each."""
 
     fidelity: Fidelity
-    repeatability: Repeatability
+    repeatability: RepeatabilityLimits
     reproducibility: Reproducibility
-    stability: Stability
+    stability: StabilityLimits
     sensitivity: Sensitivity
     shortcuts: Shortcuts
     failures: Failures

@@ -24,7 +24,7 @@ import tomli_w
 from aha.core.model_options import ModelOptions
 from aha.core.registry import nearest_names
 from aha.core.validation import PLAIN, NonNegativeInt, PositiveInt, checked, hints_of
-from aha.errors import AhaError, SpecError
+from aha.errors import AhaError, SpecError, deprecated
 from aha.methods import Method, check_fit, load_method
 from aha.metrics.protocols import Protocol, load_protocols
 from aha.models import TargetModel, refuse_code
@@ -113,6 +113,9 @@ def read_plans(path: Path, changes: Mapping[str, Any] | None = None) -> list[Pla
 def make_plans(settings: Mapping[str, Any], source: str = "the plan") -> list[Plan]:
     """Plans from plain settings; `model`, and `weights` with it, may be lists."""
     known = {f.name: f for f in fields(Plan)}
+    if "img_size" in settings:
+        deprecated(f"img_size in {source}", since="0.2", use="input_size")
+        settings = {"input_size" if name == "img_size" else name: value for name, value in settings.items()}
     for name in settings:
         if name not in known:
             hints = nearest_names(name, list(known))

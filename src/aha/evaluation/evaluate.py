@@ -100,7 +100,7 @@ def evaluate(
         targets = [list(mosaic.cells) for mosaic in mosaics]
     truth = GroundTruth(masks, boxes, None if mosaics is None else [mosaic.cells for mosaic in mosaics])
     check_ground_truth(protocols, truth)
-    total, first, unreadable = count_images(pictures), 0, 0
+    total, first, unreadable = count_images(pictures, model), 0, 0
     if targets is None:
         targets = _explained_classes(maps_or_methods, total) or "top1"
     explained: list[list[int]] = []  # classes of the images of the latest batch

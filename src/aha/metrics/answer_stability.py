@@ -71,7 +71,7 @@ class AnswerStability(Metric):
         for place, values in zip(places, maps, strict=True):
             clean = case.values
             if place == len(copies) - 1:  # only what both maps show
-                clean, values = clean[:, : -self.shift], values[:, self.shift :]
+                clean, values = clean[..., : -self.shift], values[..., self.shift :]
             found.append(float(spearman(clean.flatten(), values.flatten()).nan_to_num(0.0)))
         return [
             Value("answer_stability", sum(found) / len(found)),

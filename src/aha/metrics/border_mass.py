@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,6 +49,8 @@ class BorderMass(Metric):
         width: breadth of the frame, as a share of each side.
         corner: side of a corner, as a share of each side.
     """
+
+    for_volumes: ClassVar[bool] = False
 
     width: float = 0.1
     corner: float = 0.15

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aha.auditing.checks import Part
-from aha.auditing.evidence import Evidence
+from aha.auditing.checks import AuditPart
+from aha.auditing.evidence import AuditEvidence
 from aha.auditing.parts.failures import failures
 from aha.auditing.parts.fidelity import fidelity
 from aha.auditing.parts.repeatability import repeatability
@@ -15,6 +15,6 @@ from aha.auditing.parts.stability import stability
 _PARTS = (fidelity, repeatability, reproducibility, stability, sensitivity, shortcuts, failures)
 
 
-def all_parts(evidence: Evidence) -> list[Part]:
+def all_parts(evidence: AuditEvidence) -> list[AuditPart]:
     """Every part, in the order of the page."""
     return [judge(evidence) for judge in _PARTS]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from aha.auditing.checks import Check, Part, Shown, averaged
-from aha.auditing.evidence import Evidence, names_of, paired
+from aha.auditing.checks import AuditCheck, AuditPart, Shown, averaged
+from aha.auditing.evidence import AuditEvidence, names_of, paired
 from aha.auditing.plans import KNOWN, UNSEEN, curves, ins_del, search_of
 from aha.metrics import load_metric
 from aha.metrics.curves import AVERAGE
@@ -16,13 +16,13 @@ from aha.results.headroom import HEADROOM
 _WORDS = {"random_map": "random pixels", "center_map": "a blob in the centre", "edge_map": "edges of the image"}
 
 
-def fidelity(evidence: Evidence) -> Part:
+def fidelity(evidence: AuditEvidence) -> AuditPart:
     """Leads over the baselines with both kinds of references, what the image carries, and the headroom."""
     checks = [check for references in (KNOWN, UNSEEN) for check in _leads(evidence, references)]
     checks.append(_drop(evidence))
     if search_of(evidence.asked):
         checks.append(_headroom(evidence))
-    return Part(
+    return AuditPart(
         "fidelity",
         "Do the pixels that the map calls important carry the answer?",
         checks,
@@ -34,7 +34,7 @@ def fidelity(evidence: Evidence) -> Part:
     )
 
 
-def _leads(evidence: Evidence, references: tuple[str, ...]) -> Iterable[Check]:
+def _leads(evidence: AuditEvidence, references: tuple[str, ...]) -> Iterable[AuditCheck]:
     protocol = ins_del(references, evidence.asked.steps)
     own = evidence.values("ins_del", protocol, AVERAGE)
     for name in BASELINES:
@@ -50,7 +50,7 @@ def _leads(evidence: Evidence, references: tuple[str, ...]) -> Iterable[Check]:
         )
 
 
-def _drop(evidence: Evidence) -> Check:
+def _drop(evidence: AuditEvidence) -> AuditCheck:
     """The share of the score that goes with the whole image: where there is none, no map could be faithful."""
     ends: dict[Shown, list[float]] = defaultdict(list)
     deletion = curves(KNOWN, evidence.asked.steps)[0]  # of the others, shuffled keeps what the image is made of
@@ -69,7 +69,7 @@ def _drop(evidence: Evidence) -> Check:
     )
 
 
-def _headroom(evidence: Evidence) -> Check:
+def _headroom(evidence: AuditEvidence) -> AuditCheck:
     protocol = ins_del(KNOWN, evidence.asked.steps)
     return averaged(
         evidence.values(HEADROOM, protocol, search_of(evidence.asked)),

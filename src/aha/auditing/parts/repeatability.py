@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aha.auditing.checks import Part, averaged
-from aha.auditing.evidence import Evidence
+from aha.auditing.checks import AuditPart, averaged
+from aha.auditing.evidence import AuditEvidence
 from aha.auditing.plans import REPEATABILITY
 
 _MEANINGS = {
@@ -14,10 +14,10 @@ _MEANINGS = {
 }
 
 
-def repeatability(evidence: Evidence) -> Part:
+def repeatability(evidence: AuditEvidence) -> AuditPart:
     """Rank correlations with maps that were made again."""
     limits, shipped = evidence.thresholds.repeatability, evidence.shipped.repeatability
-    return Part(
+    return AuditPart(
         "repeatability",
         "Does the same question give the same map?",
         [

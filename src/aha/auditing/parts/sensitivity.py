@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from aha.auditing.checks import Part, averaged
-from aha.auditing.evidence import Evidence
+from aha.auditing.checks import AuditPart, averaged
+from aha.auditing.evidence import AuditEvidence
 from aha.auditing.plans import OTHER_CLASS, WEIGHTS
 
 
-def sensitivity(evidence: Evidence) -> Part:
+def sensitivity(evidence: AuditEvidence) -> AuditPart:
     """Rank correlations with maps of another class, and of random weights."""
     limits, shipped = evidence.thresholds.sensitivity, evidence.shipped.sensitivity
     constant = evidence.values("randomisation_constant", WEIGHTS).values()
@@ -17,7 +17,7 @@ def sensitivity(evidence: Evidence) -> Part:
             f"With random weights, {100 * sum(constant) / len(constant):.0f} % of the maps are constant and count as a "
             "correlation of 0."
         )
-    return Part(
+    return AuditPart(
         "sensitivity",
         "Does the map depend on the class, and on what the network has learned?",
         [

@@ -5,16 +5,16 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from aha.auditing.checks import Check, Part, averaged
-from aha.auditing.evidence import Evidence
+from aha.auditing.checks import AuditCheck, AuditPart, averaged
+from aha.auditing.evidence import AuditEvidence
 from aha.auditing.plans import BORDER
 
 
-def shortcuts(evidence: Evidence) -> Part:
+def shortcuts(evidence: AuditEvidence) -> AuditPart:
     """Mass outside boxes or masks, at the border and in the corners, relative to maps that know nothing."""
     limits, shipped = evidence.thresholds.shortcuts, evidence.shipped.shortcuts
     places = (("border", "border_mass", "the outer tenth of the image"), ("corners", "corner_mass", "the four corners"))
-    return Part(
+    return AuditPart(
         "shortcuts",
         "Does the map lie where no evidence should be?",
         [
@@ -39,7 +39,7 @@ def shortcuts(evidence: Evidence) -> Part:
     )
 
 
-def _outside(evidence: Evidence) -> Check:
+def _outside(evidence: AuditEvidence) -> AuditCheck:
     """Mean mass outside the truth as a share of what random maps have there."""
     truth = evidence.asked.truth
     about: dict[str, Any] = {
@@ -51,11 +51,11 @@ def _outside(evidence: Evidence) -> Check:
     }
     if not truth:
         why = "the data have no boxes or masks for every image"
-        return Check(**{**about, "meaning": "mass outside boxes or masks, relative to random maps"}, why=why)
+        return AuditCheck(**{**about, "meaning": "mass outside boxes or masks, relative to random maps"}, why=why)
     own = evidence.values(truth, truth)
     random = evidence.values(truth, truth, method="random_map")
     chance = fmean(1 - value for value in random.values()) if random else 0.0
     if not chance:
-        return Check(**about, why="the boxes or masks cover all images")
+        return AuditCheck(**about, why="the boxes or masks cover all images")
     outside = {name: (1 - value) / chance for name, value in own.items() if name in random}
     return averaged(outside, evidence.reasons(truth), **about)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from aha.auditing.checks import Part, averaged
-from aha.auditing.evidence import Evidence
+from aha.auditing.checks import AuditPart, averaged
+from aha.auditing.evidence import AuditEvidence
 from aha.auditing.plans import STABILITY
 
 
-def stability(evidence: Evidence) -> Part:
+def stability(evidence: AuditEvidence) -> AuditPart:
     """Rank correlation under small changes that keep the top class."""
     kept = evidence.values("answers_kept", STABILITY).values()
     notes = ["The changes: slight noise (twice), 5 % brighter and darker, two pixels to the right."]
@@ -15,7 +15,7 @@ def stability(evidence: Evidence) -> Part:
         notes.append(
             f"{100 * sum(kept) / len(kept):.0f} % of the changed images keep the top class; the others do not count."
         )
-    return Part(
+    return AuditPart(
         "stability",
         "Does the map stay the same under small changes that do not change the answer?",
         [
