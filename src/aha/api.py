@@ -380,7 +380,7 @@ def _compute(
 def maps_of(model: TargetModel, method: Method, inputs: Tensor, classes: Tensor) -> Tensor:
     """Maps (B, H, W) at the size of the inputs (B, C, H, W), one class (B,) each, of a method that has its seed.
 
-    For those who need no more of an explanation than its map: metrics that run a method again, and cards.
+    For metrics that run a method again, and need no more of an explanation than its map.
     """
     with torch.inference_mode(False), torch.no_grad():
         maps, _ = _compute(model, [method] * len(inputs), inputs, classes, Chunks(model.chunks.size))

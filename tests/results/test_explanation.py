@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import aha
 from aha.core.disk import write_atomically
+from aha.core.store import encode
 from aha.errors import AhaWarning, MapWarning, ModelError, OutputError
 from aha.methods import Method, load_method
 from aha.models import TargetModel, load_model
@@ -255,6 +256,16 @@ def test_folders_of_others_are_refused(model: TargetModel, images: Tensor, tmp_p
         with pytest.raises(OutputError, match="is not a manifest of aha explain"):
             other.save(tmp_path / "b")
         assert (tmp_path / "b" / MANIFEST).read_text() == text
+    former = {
+        "key": "70641163834ee0ce-saved",
+        "image": "a",
+        "method": "gradient",
+        "target": 1,
+        "map": "a/gradient_1.npz",
+    }
+    (tmp_path / "b" / JOURNAL).write_bytes(encode({**former, "picture": "", "sums": {"map": "0" * 16}}))
+    with pytest.raises(OutputError, match="holds maps of aha 0.1, which are no longer read"):
+        other.save(tmp_path / "b")
     (tmp_path / "c").write_text("a file")
     for place in (tmp_path / "c", tmp_path / "c" / "d"):
         with pytest.raises(OutputError, match="cannot write to"):

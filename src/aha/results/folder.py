@@ -290,13 +290,16 @@ def _journal(folder: Path) -> list[MapRecord]:
     """What was finished, oldest first.
 
     Raises:
-        OutputError: There is a manifest that no journal stands behind.
+        OutputError: There is a manifest that no journal stands behind, or the journal is of version 0.1.
     """
     path = folder / JOURNAL
     if not path.is_file() and (folder / MANIFEST).is_file():
         raise OutputError(f"{path.with_name(MANIFEST)} is not a manifest of aha explain; choose another folder")
     lines = sorted(sound_lines([path]), key=lambda line: line.turn) if path.is_file() else []
-    return [cast("MapRecord", line.record()) for line in lines]
+    records = [line.record() for line in lines]
+    if not all("files" in record for record in records):
+        raise OutputError(f"{folder} holds maps of aha 0.1, which are no longer read; choose another folder")
+    return [cast("MapRecord", record) for record in records]
 
 
 _NOT_LISTED = ("model", "model_digest", "picture", "files")
