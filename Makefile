@@ -10,7 +10,7 @@ INSTALL := -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS
 # Several PyTorch processes on few cores slow each other badly unless idle threads sleep.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test slow check docs site llms registry format smoke package floors constraints release clean
+.PHONY: demo test slow check docs site llms tree registry format smoke package floors constraints release clean
 
 demo: $(VENV)/.demo
 	$(BIN)/aha demo --out $(OUT)
@@ -39,6 +39,10 @@ llms:
 	$(PYTHON) docs/make_llms.py
 
 # What can be named in a spec, for commands that do not import torch: after a new method, metric or parameter.
+# The listing of folders in CONTRIBUTING.md, from their docstrings.
+tree:
+	$(PYTHON) docs/make_tree.py
+
 registry: $(VENV)/.dev
 	$(BIN)/python .ci/registry.py
 

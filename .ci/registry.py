@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from aha.catalogue import first_line
 from aha.core import validation
-from aha.core.declared import FILE
+from aha.core.registry_file import FILE
 from aha.core.spec import Spec, written
 from aha.core.validation import Range, hints_of
 from aha.methods import METHODS, Method
 from aha.metrics import METRICS, Metric
 from aha.metrics.protocols import PROTOCOLS
+from aha.models.loading.sources import SOURCES
 from aha.models.scores import SCORES
-from aha.models.sources import SOURCES
 from aha.perturb.partitions import PARTITIONS, Partition
 from aha.perturb.references import REFERENCES, Reference
 
@@ -75,7 +75,7 @@ def _parameter(cls: type[Spec], parameter: Field[Any]) -> list[str]:
 
 
 def _annotation(hint: Any) -> str:
-    """A type as it is written in `aha.core.declared`."""
+    """A type as it is written in `aha.core.registry_file`."""
     if name := next((name for name in _NAMED if getattr(validation, name) == hint), None):
         return name
     origin, options = get_origin(hint), get_args(hint)

@@ -39,8 +39,8 @@ import aha
 from aha.data.batches import iter_batches
 from aha.metrics import Case, Sample
 from aha.metrics.case import Perturbation
-from aha.metrics.curves import AVERAGE, CurveMetric
-from aha.metrics.ins_del import InsDel
+from aha.metrics.curves.base import AVERAGE, CurveMetric
+from aha.metrics.curves.ins_del import InsDel
 from aha.metrics.protocols import PROTOCOLS
 from aha.models import TargetModel, load_model
 from aha.perturb.perturbation import step_counts

@@ -25,13 +25,13 @@ from collections.abc import Callable
 import torch
 
 import aha
-from aha.learned.data import StepBatch
 from aha.learned.explainer import Explainer
 from aha.learned.ordering import soft_masks_binned, soft_masks_full, standardised
 from aha.learned.refinement import RefinementConfig, refine
 from aha.learned.regions import stratified_counts
 from aha.learned.settings import Design, TrainConfig
-from aha.learned.training import training_step
+from aha.learned.training.data import StepBatch
+from aha.learned.training.loop import training_step
 from aha.models import TargetModel
 
 MODELS = {"demo:efficientnet_lite0": True, "timm:resnet18": False, "timm:vit_tiny_patch16_224": False}

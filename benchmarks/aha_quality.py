@@ -30,7 +30,7 @@ from aha.data.images import read_image
 from aha.data.labelled import find_labelled
 from aha.learned.explainer import Explainer
 from aha.learned.refinement import RefinementConfig, Refining, refine_until_settled
-from aha.learned.validation import hard_scores
+from aha.learned.training.validation import hard_scores
 from aha.perturb.references import load_reference
 
 SUMMARY = ("model", "steps", "map", "n", "deletion", "insertion", "ins_del", "against")

@@ -22,9 +22,9 @@ from PIL import Image
 from torch import Tensor
 
 import aha
-from aha.metrics.localisation import average_precision
-from aha.metrics.segmentation import overlap
-from aha.models.preprocessing import Preprocessing
+from aha.metrics.localisation.base import average_precision
+from aha.metrics.localisation.segmentation import overlap
+from aha.models.loading.preprocessing import Preprocessing
 
 REACH = 3  # pixels from the outline
 

@@ -20,8 +20,8 @@ import aha
 from aha.core.model_options import Precision
 from aha.data.images import read_image
 from aha.demo import photographs
-from aha.models.copies import make_copy, usable_engines
-from aha.models.forward_only import ForwardOnly
+from aha.models.running.inference import ForwardOnly
+from aha.models.running.inference_backends import make_copy, usable_engines
 from aha.perturb.perturbation import blend
 
 

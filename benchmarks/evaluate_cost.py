@@ -37,7 +37,7 @@ from torch import Tensor, nn
 import aha
 from aha.data.batches import iter_batches
 from aha.demo import MODEL, photographs
-from aha.metrics.curves import CurveMetric
+from aha.metrics.curves.base import CurveMetric
 from aha.metrics.protocols import PROTOCOLS, Protocol
 
 PHOTOGRAPHS = ("chelsea.png", "coffee.png", "motorcycle_left.png")

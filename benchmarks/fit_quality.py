@@ -22,7 +22,7 @@ from aha.core.progress_line import shown
 from aha.data.images import read_image
 from aha.data.samples import find_samples
 from aha.learned.quality import SHIPPED, STEPS, QualityHead, fitted, quality_features
-from aha.learned.validation import hard_scores
+from aha.learned.training.validation import hard_scores
 from aha.methods.aha import AHA
 from aha.models import TargetModel
 from aha.perturb.references import Black, Blur, Mean

@@ -38,12 +38,12 @@ from PIL import Image
 from torch import Tensor
 
 from aha.methods import load_method
-from aha.methods.caap import CAAP, TokenPatcher
-from aha.methods.machinery.patch_order import Order
-from aha.methods.machinery.patch_search import cell_indices
-from aha.methods.machinery.patching import patchwise
-from aha.methods.mda import MDA
-from aha.methods.tis import subsets
+from aha.methods.activation_patching.caap import CAAP, TokenPatcher
+from aha.methods.activation_patching.patching import patchwise
+from aha.methods.patch_order.magnitudes import Order
+from aha.methods.patch_order.mda import MDA
+from aha.methods.patch_order.patch_search import cell_indices
+from aha.methods.perturbation.tis import subsets
 from aha.models import TargetModel, load_model
 from aha.perturb.references import reference_inputs
 

@@ -19,11 +19,11 @@ import torch
 
 from aha.data.samples import find_samples
 from aha.learned.calibration import mean_response
-from aha.learned.distributed import Engine
 from aha.learned.explainer import Explainer
 from aha.learned.library import SHIPPED, UNIVERSAL
 from aha.learned.settings import TrainConfig
-from aha.learned.validation import grad_cam_scores, mean_scores, validation_curves
+from aha.learned.training.distributed import Engine
+from aha.learned.training.validation import grad_cam_scores, mean_scores, validation_curves
 from aha.models import load_model
 
 

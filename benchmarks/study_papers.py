@@ -19,9 +19,9 @@ from study_results import BASE, FORMER_PROTOCOL, NAMES, Result, markdown
 from aha.bench import read_run
 from aha.bench.papers import printed_beside, printed_values
 from aha.bench.papers.tables import METHODS, PAPERS
+from aha.bench.reporting.tables import differences
 from aha.bench.run_reader import Group
-from aha.bench.tables import differences
-from aha.metrics.curves import AVERAGE
+from aha.metrics.curves.base import AVERAGE
 from aha.metrics.statistics import spearman
 from aha.results.score_table import summarise
 

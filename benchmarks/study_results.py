@@ -15,10 +15,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from aha.bench.reporting.tables import differences
 from aha.bench.run_reader import Group
-from aha.bench.tables import differences
 from aha.methods import load_method
-from aha.metrics.curves import AVERAGE
+from aha.metrics.curves.base import AVERAGE
 from aha.results.headroom import Headroom, Shown, headroom_of, is_oracle, worst_tenth
 from aha.results.score_table import summarise
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from scipy.stats import spearmanr
 
 from aha.bench import Plan, read_run, run
+from aha.bench.reporting.tables import better
 from aha.bench.run_reader import Group
-from aha.bench.tables import better
 
 TRAINED_ON = "ins_del(steps=10, references=(black, mean, blur(kernel=31, sigma=10.0)))"
 NEW = (

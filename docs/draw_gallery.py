@@ -35,7 +35,7 @@ from aha.errors import AhaError
 from aha.methods import list_methods, load_method
 from aha.methods.base import UPSAMPLING
 from aha.metrics import Case, Sample
-from aha.metrics.ins_del import InsDel
+from aha.metrics.curves.ins_del import InsDel
 from aha.models import TargetModel
 from aha.perturb.perturbation import area
 from aha.results.cards import average_curves, reference_curves

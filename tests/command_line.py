@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from aha import files
+from aha import explain_folder as files
 from aha.cli import app
 
 MODEL = ("--model", "timm:test_resnet", "--no-pretrained")

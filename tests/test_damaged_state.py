@@ -17,16 +17,16 @@ import pytest
 from PIL import Image
 
 from aha.bench.plan import Plan
-from aha.bench.race_record import Race
-from aha.bench.recommend import recommend
+from aha.bench.recommendation.recommend import recommend
+from aha.bench.recommendation.record import Race
 from aha.bench.runner import BenchRun
 from aha.bench.store import read_cells, read_map
 from aha.data.datasets import find_data
 from aha.errors import AhaError, DamageWarning
-from aha.files import FileRun
+from aha.explain_folder import FileRun
 from aha.interop.shards import WriteShards, begin
 from aha.learned.settings import load_settings
-from aha.learned.training import train
+from aha.learned.training.loop import train
 from aha.methods import load_method
 from aha.models import TargetModel, load_model
 from aha.results.saved_maps import find_maps

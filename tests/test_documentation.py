@@ -36,11 +36,11 @@ import aha
 from aha.cli import app
 from aha.learned import settings
 from aha.methods import METHODS
-from aha.models import load
-from aha.models.habits import imagenet_names
-from aha.models.preprocessing import Preprocessing
-from aha.models.sources import Loaded
-from aha.models.texts import with_texts
+from aha.models.loading import load
+from aha.models.loading.metadata import imagenet_names
+from aha.models.loading.preprocessing import Preprocessing
+from aha.models.loading.sources import Loaded
+from aha.models.loading.texts import with_texts
 from command_line import picture
 from test_layers import IMPORTERS, LAYERS
 from two_towers import tiny_classifier, tiny_clip, tiny_processor
@@ -269,13 +269,21 @@ def test_command_exists_with_all_its_options(place: str, command: str, monkeypat
 
 
 def test_files_that_are_named_exist() -> None:
-    invented = {"src/aha/methods/my_method.py"}  # what a reader is to write
+    invented = {"src/aha/methods/gradients/my_method.py"}  # what a reader is to write
     named = {
         (page, path) for page in PAGES for path in re.findall(r"`([a-z_]+/[a-z_/]*\.py)`", page.read_text("utf-8"))
     }
     places = (ROOT, ROOT / "src" / "aha")
     gone = [(page.name, path) for page, path in named if not any((place / path).is_file() for place in places)]
     assert len(named) > 50 and [one for one in gone if one[1] not in invented] == []
+
+
+def test_the_tree_is_that_of_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from make_tree import filled
+
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert filled(page) == page, "run `make tree`"
 
 
 def test_diagram_shows_the_layers() -> None:

@@ -20,12 +20,12 @@ import two_towers
 from aha.api import Asked
 from aha.bench.runner import planned_view
 from aha.errors import AhaError, CapabilityError, ModelError, OutputError, TargetError
-from aha.files import FileRun, find_pictures
+from aha.explain_folder import FileRun, find_pictures
 from aha.learned.explainer import Explainer
 from aha.learned.library import remember
 from aha.learned.settings import Design
 from aha.methods import load_method
-from aha.models.preprocessing import Geometry
+from aha.models.loading.preprocessing import Geometry
 from aha.targets.base import OBJECTIVES, Shown, read_target
 from aha.targets.dense import dense_scores
 from aha.targets.detections import overlap

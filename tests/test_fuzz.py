@@ -34,8 +34,8 @@ from aha.learned.explainer import ExplainerConfig
 from aha.methods import METHODS, load_method
 from aha.metrics.protocols import load_protocols
 from aha.models import TargetModel, load_model
+from aha.models.loading.weights import read_weights
 from aha.models.scores import load_score
-from aha.models.weights import read_weights
 from aha.perturb.partitions import PARTITIONS
 from aha.perturb.references import REFERENCES, load_reference
 from aha.results.saved_maps import SavedMap

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aha.bench.race_record import Race
+from aha.bench.recommendation.record import Race
 from aha.bench.store import read_cells
 from aha.learned.explainer import Explainer
 from command_line import MODEL, items, pictures, run
@@ -36,7 +36,12 @@ import json, os, sys
 import torch
 torch.set_num_threads(1)
 from aha.cli import app
-import aha.bench.runner, aha.bench.exports, aha.bench.recommend, aha.files, aha.learned.training, aha.models.sources
+import aha.bench.runner
+import aha.bench.reporting.exports
+import aha.bench.recommendation.recommend
+import aha.explain_folder
+import aha.learned.training.loop
+import aha.models.loading.sources
 for line in sys.stdin:
     child = os.fork()
     if child == 0:

@@ -16,7 +16,7 @@ import pytest
 import aha
 import command_line
 from aha.data.datasets import BenchImage
-from aha.files import FileRun, find_pictures
+from aha.explain_folder import FileRun, find_pictures
 from aha.methods import load_method
 from aha.models import TargetModel
 from fakes import SIZE, TinyCNN, randomised

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from aha.auditing.audit import Audit
     from aha.auditing.run import audit
     from aha.bench.plan import Plan
-    from aha.bench.recommend import recommend
-    from aha.bench.recommendation import Recommendation
+    from aha.bench.recommendation.recommend import recommend
+    from aha.bench.recommendation.result import Recommendation
     from aha.evaluation.evaluate import evaluate
     from aha.learned.explainer import Explainer
     from aha.learned.export import export_onnx
     from aha.learned.settings import TrainConfig, load_settings
-    from aha.learned.training import train
+    from aha.learned.training.loop import train
     from aha.methods import Method, list_methods, load_method, method
     from aha.models import TargetModel, load_model
     from aha.perturb.references import load_reference
@@ -77,7 +77,7 @@ _HOMES = {
     "Explanations": "aha.results.explanations",
     "Method": "aha.methods",
     "Plan": "aha.bench.plan",
-    "Recommendation": "aha.bench.recommendation",
+    "Recommendation": "aha.bench.recommendation.result",
     "Scores": "aha.results.score_table",
     "TargetModel": "aha.models",
     "TrainConfig": "aha.learned.settings",
@@ -93,9 +93,9 @@ _HOMES = {
     "load_reference": "aha.perturb.references",
     "load_settings": "aha.learned.settings",
     "method": "aha.methods",
-    "recommend": "aha.bench.recommend",
+    "recommend": "aha.bench.recommendation.recommend",
     "shared_scale": "aha.results.explanations",
-    "train": "aha.learned.training",
+    "train": "aha.learned.training.loop",
 }
 
 if not TYPE_CHECKING:  # type checkers would take it as a promise of any name

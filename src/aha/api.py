@@ -25,10 +25,10 @@ from aha.learned.explainer import Explainer
 from aha.methods import Method, check_fit, default_method, load_method
 from aha.methods.aha import AHA
 from aha.methods.base import UPSAMPLING, enlarged
-from aha.methods.machinery.distribution import Distribution
+from aha.methods.distribution import Distribution
 from aha.metrics import Sample
 from aha.models import AnyModel, TargetModel, load_model, loads_its_model
-from aha.models.memory import Chunks
+from aha.models.running.memory import Chunks
 from aha.models.scores import are_usable
 from aha.results.cards import CardMaker
 from aha.results.explanation import Explanation

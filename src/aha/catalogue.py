@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aha.core.declared import Kind, declared
 from aha.core.model_names import names_of
 from aha.core.registry import Registry
+from aha.core.registry_file import Kind, declared
 from aha.core.spec import Spec, written
 
 # Where the real registries are; one that was imported may hold more than the package declares.
@@ -28,7 +28,7 @@ _HOMES: dict[Kind, tuple[str, str]] = {
     "protocol": ("aha.metrics.protocols", "PROTOCOLS"),
     "reference": ("aha.perturb.references", "REFERENCES"),
     "score": ("aha.models.scores", "SCORES"),
-    "model source": ("aha.models.sources", "SOURCES"),
+    "model source": ("aha.models.loading.sources", "SOURCES"),
 }
 # Sources that work only with an optional dependency, by the name of the extra.
 _EXTRAS = {"clip": ["hf"], "demo": ["demo"], "hf": ["hf"]}

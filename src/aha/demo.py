@@ -15,7 +15,7 @@ from aha.core.disk import check_writable
 from aha.data.batches import iter_batches
 from aha.errors import MissingExtra, OutputError
 from aha.metrics import Sample
-from aha.metrics.ins_del import InsDel
+from aha.metrics.curves.ins_del import InsDel
 from aha.models import load_model
 from aha.perturb.references import Blur, Mean
 from aha.results import gallery

@@ -22,13 +22,13 @@ from typer.testing import CliRunner
 from worlds import make_data
 
 import aha
-from aha.bench.budget import SPENT, Account, Budget, BudgetSpent, metered, read_duration
-from aha.bench.race_record import RACE, Race
-from aha.bench.ranking import faithfulness, own_group, ranking
-from aha.bench.recommend import LIGHTER, candidates, outlook, prepare
-from aha.bench.recommendation import Recommendation, recommendation
-from aha.bench.sentence import sentence
-from aha.bench.standings import Standing
+from aha.bench.recommendation.budget import SPENT, Account, Budget, BudgetSpent, metered, read_duration
+from aha.bench.recommendation.ranking import faithfulness, own_group, ranking
+from aha.bench.recommendation.recommend import LIGHTER, candidates, outlook, prepare
+from aha.bench.recommendation.record import RACE, Race
+from aha.bench.recommendation.result import Recommendation, recommendation
+from aha.bench.recommendation.sentence import sentence
+from aha.bench.recommendation.standings import Standing
 from aha.cli import app
 from aha.errors import DamageWarning, OutputError, SpecError
 from aha.methods import METHODS

@@ -18,15 +18,15 @@ from worlds import make_data, tiny_model
 
 import aha
 from aha.bench import Plan, compare_runs, merge_runs, read_run, run, write_report
-from aha.bench.compare import as_markdown
 from aha.bench.estimate import estimate
-from aha.bench.exports import write_tables
 from aha.bench.papers import PAPERS, paper_plans, printed_beside, printed_values
 from aha.bench.plan import FEW
+from aha.bench.reporting.compare import as_markdown
+from aha.bench.reporting.exports import write_tables
+from aha.bench.reporting.significance import holm, paired_p
+from aha.bench.reporting.tables import by_class, by_confidence, differences, headline, summary_tables
 from aha.bench.runner import BenchRun
-from aha.bench.significance import holm, paired_p
 from aha.bench.store import ROWS
-from aha.bench.tables import by_class, by_confidence, differences, headline, summary_tables
 from aha.data.labelled import find_labelled
 from aha.errors import AhaWarning, OutputError, SpecError
 from aha.methods import load_method

@@ -17,7 +17,7 @@ from aha.bench.runner import ENGINES, BenchRun
 from aha.core.store import sound_lines
 from aha.data.labelled import find_labelled, read_mask
 from aha.errors import DamageWarning
-from aha.files import FileRun, find_pictures
+from aha.explain_folder import FileRun, find_pictures
 from aha.methods import load_method
 from fakes import Boom, changes, snapshot
 
@@ -113,7 +113,7 @@ def test_the_true_class_is_not_computed_twice(plan: Plan, tmp_path: Path) -> Non
 def test_failures_are_recorded_and_do_not_stop_the_run(
     plan: Plan, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aha.methods.gradient import Gradient
+    from aha.methods.gradients.gradient import Gradient
 
     (data / "02.png").write_bytes(b"nothing")
     original = Gradient.__call__

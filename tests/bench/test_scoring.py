@@ -19,10 +19,10 @@ import aha
 from aha.data.batches import iter_batches
 from aha.data.mosaics import build_mosaics
 from aha.errors import AhaWarning, CapabilityError, MetricError, MissingExtra, OutputError, SpecError, UnknownName
-from aha.methods.center_map import CenterMap
+from aha.methods.baselines.center_map import CenterMap
 from aha.metrics import METRICS, load_metric
 from aha.metrics.protocols import PROTOCOLS, load_protocols
-from aha.models.memory import PeakMemory
+from aha.models.running.memory import PeakMemory
 from aha.results.cards import Card, Curves, average_curves, lead_over
 from aha.results.score_table import Row, Scores, student_quantile, summarise
 from fakes import tiny_vit

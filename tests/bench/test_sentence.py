@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from aha.bench.sentence import sentence
-from aha.bench.standings import Standing
+from aha.bench.recommendation.sentence import sentence
+from aha.bench.recommendation.standings import Standing
 
 
 def standing(

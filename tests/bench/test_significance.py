@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from aha.bench.race_record import Race
+from aha.bench.recommendation.record import Race
+from aha.bench.recommendation.sentence import sentence
+from aha.bench.recommendation.standings import scores_by, standings_of
+from aha.bench.reporting.significance import holm, paired_p
+from aha.bench.reporting.tables import against_best, summary_tables, verdict
 from aha.bench.run_reader import Group
-from aha.bench.sentence import sentence
-from aha.bench.significance import holm, paired_p
-from aha.bench.standings import scores_by, standings_of
-from aha.bench.tables import against_best, summary_tables, verdict
-from aha.metrics.curves import AVERAGE
+from aha.metrics.curves.base import AVERAGE
 from aha.results.score_table import Row, Scores
 
 Values = dict[str, dict[tuple[str, int], float]]

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import aha
-from aha import files
+from aha import explain_folder as files
 from aha.bench.plan import make_plans
 from aha.bench.runner import BenchRun, Step
 from aha.cli import outlook, reporting

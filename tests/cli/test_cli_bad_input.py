@@ -15,11 +15,13 @@ import torch
 from torch import nn
 
 import aha
-from aha import demo, files
+from aha import demo
+from aha import explain_folder as files
 from aha.data.datasets import find_data
 from aha.data.labelled import read_mask
 from aha.errors import AhaError, ImageError, UnknownName
-from aha.models import load_model, sources
+from aha.models import load_model
+from aha.models.loading import sources
 from command_line import MODEL, assert_refused, bomb, items, picture, pictures, run, truncated, watch_explained
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aha import files
+from aha import explain_folder as files
 from command_line import MODEL, assert_refused, items, picture, pictures, run, watch_explained
 
 

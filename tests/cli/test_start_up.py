@@ -14,17 +14,18 @@ import pytest
 import timm
 
 from aha import catalogue
-from aha.core import declared, model_names
-from aha.core.declared import check_method, check_metric, check_model, check_score
+from aha.core import model_names
+from aha.core import registry_file as declared
 from aha.core.model_names import check_model_name, names_of
+from aha.core.registry_file import check_method, check_metric, check_model, check_score
 from aha.core.spec import Spec, written
 from aha.errors import SpecError, UnknownName
 from aha.methods import METHODS, load_method
 from aha.metrics import METRICS
 from aha.metrics.protocols import PROTOCOLS, load_protocols
 from aha.models import load_model
+from aha.models.loading.sources import SOURCES, list_sources, split_spec
 from aha.models.scores import SCORES, load_score
-from aha.models.sources import SOURCES, list_sources, split_spec
 from aha.perturb.partitions import PARTITIONS
 from aha.perturb.references import REFERENCES
 
@@ -185,7 +186,7 @@ def test_the_names_that_are_read_are_those_of_the_library_in_its_order(source: s
 
 def test_the_list_of_models_is_the_same_with_and_without_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     with_libraries = catalogue.models()
-    monkeypatch.delitem(sys.modules, "aha.models.sources")
+    monkeypatch.delitem(sys.modules, "aha.models.loading.sources")
     assert catalogue.models() == with_libraries
 
 
@@ -197,7 +198,7 @@ def test_names_that_are_marked_in_another_way_are_left_to_the_library(monkeypatc
     try:
         assert names_of("timm") is None
         check_model_name("timm:two")
-        monkeypatch.delitem(sys.modules, "aha.models.sources")
+        monkeypatch.delitem(sys.modules, "aha.models.loading.sources")
         assert catalogue.models("timm") == expected
     finally:
         names_of.cache_clear()

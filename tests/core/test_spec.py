@@ -13,7 +13,7 @@ from aha.core.registry import Registry
 from aha.core.spec import MAX_LENGTH, Spec, parse
 from aha.errors import SpecError, UnknownName
 from aha.methods import METHODS, load_method
-from aha.methods.gradient import Gradient
+from aha.methods.gradients.gradient import Gradient
 from aha.methods.smooth import Smooth
 from aha.metrics import load_metric
 from aha.perturb.references import load_reference

@@ -14,7 +14,7 @@ from PIL import Image
 
 from aha.data.images import Picture, find_images, iter_pictures, read_image
 from aha.errors import ImageError
-from aha.models.preprocessing import MAX_PIXELS
+from aha.models.loading.preprocessing import MAX_PIXELS
 
 
 @pytest.fixture

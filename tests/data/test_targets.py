@@ -13,8 +13,8 @@ import aha
 from aha.data.targets import resolve_targets, top_classes
 from aha.errors import MapWarning, SpecError, TargetError
 from aha.models import TargetModel, load_model
-from aha.models.class_names import index_of
-from aha.models.habits import imagenet_names
+from aha.models.loading.class_names import index_of
+from aha.models.loading.metadata import imagenet_names
 from fakes import CLASSES, SIZE, LinearModel, TinyCNN, randomised
 
 NAMES = ["Ant", "bee", "great white shark", "dog", "top1"]

@@ -17,9 +17,9 @@ from aha.data.datasets import find_data
 from aha.data.images import read_image
 from aha.data.samples import TrainingImage, find_samples
 from aha.errors import ImageError
-from aha.learned import data
-from aha.learned.data import StepImages, step_batches
 from aha.learned.settings import TrainConfig
+from aha.learned.training import data
+from aha.learned.training.data import StepImages, step_batches
 from aha.models import TargetModel, load_model
 from fakes import TinyCNN
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 import aha
 from aha.errors import ModelError, SpecError, WeightsError
 from aha.learned import library
-from aha.learned.data import StepBatch
 from aha.learned.explainer import Explainer, ExplainerWarning, default_stages
-from aha.learned.sampling import explained_classes
 from aha.learned.settings import Design, Evidence, load_settings
-from aha.learned.training import training_step
+from aha.learned.training.data import StepBatch
+from aha.learned.training.loop import training_step
+from aha.learned.training.sampling import explained_classes
 from aha.models import TargetModel, load_model
 from fakes import CLASSES, SIZE, TinyCNN, randomised, tiny_vit
 

@@ -15,7 +15,7 @@ from aha.learned import universal
 from aha.learned.explainer import Explainer
 from aha.learned.looks import SHARES, Whole, contrast_maps, part_evidence, revised, top_pixels
 from aha.learned.settings import Design, load_settings
-from aha.learned.training import drawn_looks
+from aha.learned.training.loop import drawn_looks
 from aha.methods.aha import AHA
 from aha.models import TargetModel, load_model
 from command_line import pictures

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import aha
-from aha.bench.budget import Account, BudgetSpent, metered
+from aha.bench.recommendation.budget import Account, BudgetSpent, metered
 from aha.learned.loss import ObjectiveConfig, isolated_peaks, objective, perturbed_scores, soft_masks
 from aha.learned.regions import grid_regions, random_regions, stratified_counts
 from aha.metrics import Case, Sample, load_metric

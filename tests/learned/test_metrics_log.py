@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aha.learned.metrics_log import METRICS, Logbook
+from aha.learned.training.metrics_log import METRICS, Logbook
 
 
 def write(folder: Path, first: int, last: int) -> None:

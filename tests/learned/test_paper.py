@@ -12,7 +12,7 @@ from aha.learned.explainer import Explainer
 from aha.learned.refinement import RefinementConfig
 from aha.learned.regions import random_regions
 from aha.learned.settings import PRESETS, Design, TrainConfig, load_settings
-from aha.learned.training import learning_rate
+from aha.learned.training.loop import learning_rate
 from aha.models import load_model
 from fakes import tiny_vit
 

@@ -15,7 +15,7 @@ from aha.data.images import read_image
 from aha.demo import MODEL, photographs
 from aha.learned.explainer import Explainer
 from aha.learned.library import SHIPPED, UNIVERSAL, explainer_of
-from aha.learned.validation import hard_scores
+from aha.learned.training.validation import hard_scores
 from aha.models import TargetModel, load_model
 from aha.perturb.references import Black, Blur
 

@@ -20,17 +20,17 @@ from PIL import Image
 from torch import Tensor
 
 import aha
-import aha.learned.training as training
+import aha.learned.training.loop as training
 from aha.data.images import read_image
 from aha.errors import AhaError, AhaWarning, ImageError, ModelError, OutputError, SpecError
-from aha.learned.checkpoints import RunFolder
-from aha.learned.data import split_samples
 from aha.learned.explainer import Explainer
-from aha.learned.metrics_log import Logbook
-from aha.learned.sampling import Choices, explained_classes
 from aha.learned.settings import Design, Settings, load_settings
-from aha.learned.training import TrainingError, learning_rate, temperature, train
-from aha.learned.validation import hard_scores
+from aha.learned.training.checkpoints import RunFolder
+from aha.learned.training.data import split_samples
+from aha.learned.training.loop import TrainingError, learning_rate, temperature, train
+from aha.learned.training.metrics_log import Logbook
+from aha.learned.training.sampling import Choices, explained_classes
+from aha.learned.training.validation import hard_scores
 from aha.models import TargetModel, load_model
 from aha.perturb.references import Black, Mean
 from fakes import changes, snapshot, surroundings
@@ -155,7 +155,7 @@ def test_two_processes_are_one(folder: Path, tmp_path: Path) -> None:
             sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
             from colour_world import ColourNet, SIDE
             from aha.learned.settings import load_settings
-            from aha.learned.training import train
+            from aha.learned.training.loop import train
             from aha.models import load_model
             import torch
             torch.set_num_threads(1)

@@ -13,9 +13,9 @@ from aha.errors import AhaWarning, ModelError
 from aha.learned import universal
 from aha.learned.decoder import Decoder
 from aha.learned.explainer import Explainer, ExplainerWarning, universal_config
-from aha.learned.sampling import dropped_levels
 from aha.learned.settings import Design, TrainConfig, load_settings
-from aha.learned.zoo import Grouped, Zoo, add_noise
+from aha.learned.training.sampling import dropped_levels
+from aha.learned.training.zoo import Grouped, Zoo, add_noise
 from aha.models import TargetModel, load_model
 from command_line import pictures
 from fakes import TinyCNN, changes, randomised, snapshot, tiny_vit

@@ -19,8 +19,8 @@ from torchcam.methods import GradCAM as TorchcamGradCAM
 import aha
 from agreement import CHOSEN, Seen, Vit, agrees, grid, native
 from aha.methods import load_method
-from aha.methods.integrated_gradients import quadrature
-from aha.methods.rollout import discard_smallest, roll_out
+from aha.methods.attention.rollout import discard_smallest, roll_out
+from aha.methods.gradients.integrated_gradients import quadrature
 from aha.models import load_model
 from fakes import CLASSES, SIZE, EncoderViT, LinearModel, TinyCNN, randomised, tiny_vit
 

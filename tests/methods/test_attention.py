@@ -10,7 +10,7 @@ import aha
 from agreement import CHOSEN, Seen, Vit, agrees, grid, native
 from aha.errors import CapabilityError, SpecError
 from aha.methods import load_method
-from aha.methods.attention_ig import reasoning_feedback
+from aha.methods.attention.attention_ig import reasoning_feedback
 from aha.models import load_model
 from fakes import EncoderViT, TinyCNN, changes, randomised, snapshot, tiny_vit
 

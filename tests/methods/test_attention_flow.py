@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agreement import Vit, agrees, grid, native
-from aha.methods.attention_flow import largest_flows
+from aha.methods.attention.attention_flow import largest_flows
 
 
 def test_attention_flow_equals_networkx(vit: Vit) -> None:

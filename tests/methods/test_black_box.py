@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import aha
 from aha.errors import CapabilityError
 from aha.methods import load_method
-from aha.methods.kernel_shap import all_coalitions, drawn_coalitions, shapley_regression
-from aha.methods.lime import nearness, ridge
-from aha.methods.rise import enlarged
-from aha.methods.simple_insertion import neighbourhoods
+from aha.methods.perturbation.kernel_shap import all_coalitions, drawn_coalitions, shapley_regression
+from aha.methods.perturbation.lime import nearness, ridge
+from aha.methods.perturbation.rise import enlarged
+from aha.methods.perturbation.simple_insertion import neighbourhoods
 from aha.models import load_model
 from fakes import CLASSES, SIZE, LinearModel, TinyCNN, randomised, tiny_vit
 

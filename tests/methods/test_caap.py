@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import aha
 from aha.errors import CapabilityError, SpecError
 from aha.methods import load_method
-from aha.methods.machinery.patching import neighbours
+from aha.methods.activation_patching.patching import neighbours
 from aha.models import TargetModel, load_model
 from fakes import SIZE, EncoderViT, InPlaceViT, TinyCNN, randomised, tiny_vit
 

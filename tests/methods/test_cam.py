@@ -15,9 +15,9 @@ import aha
 from agreement import CHOSEN, Vit, agrees, native
 from aha.errors import CapabilityError, SpecError
 from aha.methods import check_fit, load_method
-from aha.methods.eigen_cam import first_projection
-from aha.methods.finer_cam import nearest_classes
-from aha.methods.grad_cam_pp import channel_weights
+from aha.methods.cam.eigen_cam import first_projection
+from aha.methods.cam.finer_cam import nearest_classes
+from aha.methods.cam.grad_cam_pp import channel_weights
 from aha.models import load_model
 from fakes import CLASSES, TinyCNN, randomised, tiny_vit
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aha.errors import SpecError
 from aha.methods import load_method
-from aha.methods.extremal_perturbation import between, cropped, smooth_masks, sorted_goal
+from aha.methods.perturbation.extremal_perturbation import between, cropped, smooth_masks, sorted_goal
 from aha.metrics.statistics import spearman
 from aha.models import load_model
 from fakes import SIZE, TinyCNN, randomised

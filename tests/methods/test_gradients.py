@@ -19,7 +19,7 @@ from agreement import CHOSEN, agrees, native
 from aha.errors import CapabilityError, SpecError
 from aha.methods import load_method
 from aha.methods.base import seeded_generator
-from aha.methods.guided_backprop import guided_gradients
+from aha.methods.gradients.guided_backprop import guided_gradients
 from aha.models import load_model
 from fakes import CLASSES, SIZE, FunctionalCNN, LinearModel, TinyCNN, changes, randomised, snapshot, tiny_vit
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import aha
 from aha.errors import SpecError
 from aha.methods import load_method
-from aha.methods.libra_ixg_plus import LIBRA
+from aha.methods.attention.libra_ixg_plus import LIBRA
 from aha.models import load_model
 from aha.models.scores import SCORES
 from fakes import EncoderViT, randomised, tiny_vit

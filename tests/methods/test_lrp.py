@@ -16,7 +16,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 import aha
 from aha.errors import SpecError
 from aha.methods import load_method
-from aha.methods.lrp import PRESETS
+from aha.methods.gradients.lrp import PRESETS
 from aha.models import load_model
 from fakes import CLASSES, SIZE, FunctionalCNN, TinyCNN, randomised, tiny_vit
 
@@ -276,7 +276,7 @@ def test_relevance_starts_at_every_output_that_the_score_depends_on(images: Tens
 
 
 def test_outputs_are_those_of_the_model(images: Tensor) -> None:
-    from aha.methods.machinery.layer_rules import LayerRules
+    from aha.methods.gradients.layer_rules import LayerRules
 
     for build in FAMILIES.values():
         module = randomised(build()).double()

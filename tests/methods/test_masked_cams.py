@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import aha
 from aha.methods import load_method
-from aha.methods.score_cam import unit_range
+from aha.methods.cam.score_cam import unit_range
 from aha.models import load_model
 from fakes import (
     CLASSES,

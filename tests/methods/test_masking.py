@@ -10,7 +10,7 @@ import aha
 from aha.errors import MissingExtra, ModelError, SpecError
 from aha.methods import load_method
 from aha.models import load_model
-from aha.models.memory import Chunks
+from aha.models.running.memory import Chunks
 from aha.models.scores import SCORES
 from aha.perturb.masking import MaskedModel, explain_each
 from aha.perturb.partitions import Patches, Slic

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import aha
 from aha.errors import CapabilityError, SpecError
 from aha.methods import load_method
-from aha.methods.machinery.concave import concave_increments
-from aha.methods.machinery.patch_order import Order, order_weighted
-from aha.methods.machinery.patch_search import Responses, cell_indices, greedy
-from aha.methods.mda import MDA, default_guide
+from aha.methods.patch_order.concave import concave_increments
+from aha.methods.patch_order.magnitudes import Order, order_weighted
+from aha.methods.patch_order.mda import MDA, default_guide
+from aha.methods.patch_order.patch_search import Responses, cell_indices, greedy
 from aha.models import TargetModel, load_model
 from aha.perturb.perturbation import blend
 from aha.perturb.references import Black, Blur, reference_inputs
@@ -246,7 +246,7 @@ def test_insertion_ends_at_a_share_of_the_way_where_scores_are_negative(
         ends.append(options.get("enough"))
         return greedy(*args, **options)
 
-    monkeypatch.setattr("aha.methods.mda.greedy", watched)
+    monkeypatch.setattr("aha.methods.patch_order.mda.greedy", watched)
     label = model.outputs(image).argmax(dim=1)
     load_method("mda(grid=4, tau=0.25)")(model, image, label)
     blurred = reference_inputs(Blur(), model, image, label)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from agreement import CHOSEN, Seen, Vit, agrees, native
 from aha.errors import SpecError
 from aha.methods import load_method
-from aha.methods.mutex import best_nodes, statistics
+from aha.methods.attention.mutex import best_nodes, statistics
 from aha.models import load_model
 from fakes import CLASSES, SIZE, EncoderViT, SharedBlockViT, changes, randomised, snapshot, tiny_vit
 

@@ -12,11 +12,11 @@ import aha
 from aha.core.progress import heard_by
 from aha.errors import SpecError
 from aha.methods import load_method
-from aha.methods.machinery.order_search import OrderSearch
-from aha.methods.machinery.part_orders import PartGame, chain_of
-from aha.methods.search import Search, as_map, divided, starting_guide
+from aha.methods.patch_order.order_search import OrderSearch
+from aha.methods.patch_order.search import Search, as_map, divided, starting_guide
+from aha.methods.perturbation.part_orders import PartGame, chain_of
 from aha.metrics import Case, Sample
-from aha.metrics.ins_del import InsDel
+from aha.metrics.curves.ins_del import InsDel
 from aha.models import TargetModel, load_model
 from aha.perturb.partitions import Patches
 from aha.perturb.perturbation import area

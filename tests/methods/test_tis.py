@@ -14,7 +14,7 @@ import aha
 from aha.errors import CapabilityError, SpecError
 from aha.methods import check_fit, load_method
 from aha.methods.base import seeded_generator
-from aha.methods.tis import k_means, subsets
+from aha.methods.perturbation.tis import k_means, subsets
 from aha.models import load_model
 from fakes import SIZE, EncoderViT, InPlaceViT, TinyCNN, randomised, tiny_vit
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from aha.errors import CapabilityError, SpecError
 from aha.methods import load_method
-from aha.methods.transformer_attribution import RULES
+from aha.methods.attention.transformer_attribution import RULES
 from aha.models import load_model
 from fakes import EncoderViT, TinyCNN, randomised, tiny_vit
 

@@ -17,7 +17,7 @@ import aha
 from aha.data.mosaics import Mosaic
 from aha.errors import CapabilityError, OutputError, SpecError, TargetError
 from aha.methods import Method, load_method
-from aha.methods.machinery.distribution import Distribution
+from aha.methods.distribution import Distribution
 from aha.methods.var import Var, chosen_rivals, class_shares
 from aha.models import TargetModel, load_model
 from aha.results.explanation import Explanation
@@ -246,7 +246,7 @@ def test_changed_models_are_not_mistaken_for_the_unchanged(model: TargetModel, i
 
 
 def test_memory_for_outputs_is_bounded(model: TargetModel, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aha.models.kept._MOST_KNOWN", 2 * CLASSES)
+    monkeypatch.setattr("aha.models.running.forward_cache._MOST_KNOWN", 2 * CLASSES)
     expected = model.outputs(images)
     with model.caching():
         for row in (0, 1, 2, 0, 3, 3):

@@ -13,8 +13,8 @@ import aha
 from aha.errors import SpecError
 from aha.methods import load_method
 from aha.methods.base import in_one_pass
-from aha.methods.machinery.stretching import stretched
-from aha.methods.vit_cx import clustered_masks, complete_linkage, cosine_distances, weighted
+from aha.methods.perturbation.vit_cx import clustered_masks, complete_linkage, cosine_distances, weighted
+from aha.methods.stretching import stretched
 from aha.models import load_model
 from fakes import CLASSES, SIZE, randomised, tiny_vit
 

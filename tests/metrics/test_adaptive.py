@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import aha
 from aha.errors import SpecError
 from aha.metrics import load_metric
-from aha.metrics.adaptive import (
+from aha.metrics.curves.adaptive import (
     FINEST,
     estimated_error,
     filled_in,

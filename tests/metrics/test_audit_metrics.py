@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from aha.errors import MetricError, SpecError
 from aha.methods import load_method
 from aha.metrics import Case, Sample, load_metric
-from aha.metrics.answer_stability import shifted
-from aha.metrics.border_mass import border, corners
+from aha.metrics.localisation.border_mass import border, corners
+from aha.metrics.sanity.answer_stability import shifted
 from aha.models import TargetModel, load_model
 from fakes import SIZE, TinyCNN, randomised
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import aha
 from aha.errors import MetricError, SpecError
 from aha.metrics import Case, Sample, load_metric
-from aha.metrics.information import information_area, interpolated, webp_bytes
-from aha.metrics.information_curve import THRESHOLDS
+from aha.metrics.information.codec import information_area, interpolated, webp_bytes
+from aha.metrics.information.information_curve import THRESHOLDS
 from aha.models import TargetModel
 
 SIDE = 24

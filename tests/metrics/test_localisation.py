@@ -17,7 +17,7 @@ import aha
 from aha.data.mosaics import Mosaic, build_mosaic, build_mosaics, plan_mosaics
 from aha.errors import AhaWarning, ImageError, MetricError, ModelError, SpecError
 from aha.metrics import Case, Sample, load_metric
-from aha.metrics.localisation import average_precision
+from aha.metrics.localisation.base import average_precision
 from aha.models import TargetModel
 
 SIDE = 8

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 import aha
 from aha.errors import MetricError, ModelError, SpecError
 from aha.metrics import Case, Sample, load_metric
-from aha.metrics.randomisation import CalibrationInputs, pink_pictures, similarities, structural_similarity
-from aha.metrics.stability import noisy_copies
+from aha.metrics.sanity.randomisation import CalibrationInputs, pink_pictures, similarities, structural_similarity
+from aha.metrics.sanity.stability import noisy_copies
 from aha.models import TargetModel, load_model
-from aha.models.randomise import KEPT, kept_copies, randomised_copies
+from aha.models.weight_randomization import KEPT, kept_copies, randomised_copies
 from fakes import (
     CLASSES,
     SIZE,

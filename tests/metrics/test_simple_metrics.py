@@ -96,7 +96,7 @@ NAMES = (
 def test_a_metric_is_its_text(name: str) -> None:
     metric = load_metric(name)
     assert load_metric(str(metric)) == metric
-    assert METRICS[name].__module__ == f"aha.metrics.{name}"
+    assert METRICS[name].__module__.rpartition(".")[2] == name
     assert metric.columns and set(metric.columns.values()) <= {"higher", "lower", "neither"}
     assert metric.bounds[0] < metric.bounds[1]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from aha.metrics.earth_movers_distance import transport_cost
-from aha.metrics.precision_at_k import precision_at
+from aha.metrics.localisation.earth_movers_distance import transport_cost
+from aha.metrics.localisation.precision_at_k import precision_at
 
 
 def test_transport_is_the_best_assignment_of_equal_parts() -> None:

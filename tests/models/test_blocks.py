@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import aha
-from aha.bench.budget import Account, BudgetSpent, metered
+from aha.bench.recommendation.budget import Account, BudgetSpent, metered
 from aha.models import Block, load_model
 from fakes import (
     SIZE,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aha.errors import ModelError, SpecError
 from aha.models import load_model
-from aha.models.rules import OPERATIONS
+from aha.models.relevance.rules import OPERATIONS
 from fakes import (
     CLASSES,
     Boom,

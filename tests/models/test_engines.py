@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 import aha
 from aha.errors import AhaWarning, ModelError
-from aha.models import TargetModel, copies, forward_only
-from aha.models.copies import FastCopy
-from aha.models.forward_only import ForwardOnly
+from aha.models import TargetModel
+from aha.models.running import inference as forward_only
+from aha.models.running import inference_backends as copies
+from aha.models.running.inference import ForwardOnly
+from aha.models.running.inference_backends import FastCopy
 from aha.models.scores import load_score
 from fakes import randomised
 

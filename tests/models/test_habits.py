@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import aha
 from aha.errors import ModelError
 from aha.models import load_model
-from aha.models.blocks import BlockLimits
-from aha.models.memory import Chunks
+from aha.models.running.blocks import BlockLimits
+from aha.models.running.memory import Chunks
 from fakes import (
     SIZE,
     FrozenBackboneCNN,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import aha
 from aha.errors import AhaWarning, CapabilityError, ModelError
 from aha.models import load_model
-from aha.models.habits import imagenet_names
+from aha.models.loading.metadata import imagenet_names
 from fakes import CLASSES, SIZE, TinyCNN, changes, randomised, snapshot
 from two_towers import tiny_classifier
 

@@ -162,7 +162,7 @@ def test_explicit_attention_equals_the_fused_one(options: dict[str, Any], images
 
 
 def test_grouped_queries_are_repeated() -> None:
-    from aha.models.attention import explicit_attention
+    from aha.models.introspection.attention import explicit_attention
 
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
     expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import aha
 from aha.errors import ModelError, SpecError, UnknownName, WeightsError
 from aha.models import load_model
-from aha.models.forward_only import weight_versions
-from aha.models.hooks import parts_of
+from aha.models.running.hooks import parts_of
+from aha.models.running.inference import weight_versions
 from fakes import (
     CLASSES,
     SIZE,

@@ -13,8 +13,8 @@ from torchvision.transforms._presets import ImageClassification
 import aha
 from aha.core.model_options import Fit
 from aha.errors import ImageError, ModelError
-from aha.models.hf_preprocessing import hf_preprocessing
-from aha.models.preprocessing import Geometry, Interpolation, Preprocessing
+from aha.models.loading.hf_preprocessing import hf_preprocessing
+from aha.models.loading.preprocessing import Geometry, Interpolation, Preprocessing
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Landscape, portrait, square, odd, just about the input's size, and smaller than it (width, height).

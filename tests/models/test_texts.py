@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import aha
 from aha.errors import ModelError
 from aha.models import TargetModel, load_model
-from aha.models.texts import in_brackets, split_texts
+from aha.models.loading.texts import in_brackets, split_texts
 from fakes import SIZE, changes, snapshot, tiny_vit
 from two_towers import TEXT, tiny_clip, tiny_open_clip, tiny_processor, tiny_siglip
 

@@ -20,15 +20,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 import aha
-from aha.core.quiet import without_warnings
+from aha.core.library_warnings import without_warnings
 from aha.data.images import read_image
 from aha.errors import ModelError
 from aha.learned.explainer import Explainer
 from aha.learned.export import export_onnx
 from aha.learned.settings import Design
 from aha.models import load_model
-from aha.models.copies import make_copy
-from aha.models.randomness import OwnNumbers
+from aha.models.running.inference_backends import make_copy
+from aha.models.running.rng import OwnNumbers
 from fakes import CLASSES, SIZE, TinyCNN, changes, plain_module, randomised, snapshot, surroundings, tiny_vit
 
 
@@ -169,7 +169,7 @@ def test_no_call_changes_the_filters_of_warnings(
         for method in ("gradient", "grad_cam", "legrad", "attention_ig", "ixg_plus"):
             aha.explain(module, images[:1], method, target=random.randrange(CLASSES))
         read_image(tmp_path / "a.png")
-        aha.models.weights.read_weights(f"torch:{tmp_path}/a.pth")
+        aha.models.loading.weights.read_weights(f"torch:{tmp_path}/a.pth")
         export_onnx(explainer, target, tmp_path / "a.onnx")
         make_copy("onnxruntime", plain, None, images)
 

@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 import aha
 from aha.errors import ImageError, ModelError
 from aha.models import load_model
-from aha.models.transforms import Transformed
+from aha.models.loading.transforms import Transformed
 from fakes import TinyCNN, randomised
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (100, 150, 3), dtype=np.uint8))

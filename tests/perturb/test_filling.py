@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import aha
 from aha.errors import SpecError
-from aha.learned.sampling import chosen_references
+from aha.learned.training.sampling import chosen_references
 from aha.metrics import Case, Sample, load_metric
 from aha.perturb.imputation import imputed
 from aha.perturb.references import REFERENCES, load_reference

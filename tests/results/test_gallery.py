@@ -16,7 +16,7 @@ from PIL import Image
 
 from aha.data.batches import Subject
 from aha.models import load_model
-from aha.models.preprocessing import Geometry
+from aha.models.loading.preprocessing import Geometry
 from aha.results import gallery
 from aha.results.explanation import Explanation
 from aha.results.gallery import ExplainedClass, Frame, Gallery, MapCell, MethodColumn, Photograph, Prediction

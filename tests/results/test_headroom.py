@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import aha
-from aha.metrics.curves import AVERAGE
+from aha.metrics.curves.base import AVERAGE
 from aha.models import load_model
 from aha.results.headroom import headroom_of, is_oracle, oracle_of, worst_tenth
 from aha.results.score_table import Row, Scores
@@ -83,8 +83,8 @@ def test_an_evaluation_and_a_card_say_the_same(images: Tensor) -> None:
 
 
 def test_a_search_measures_and_does_not_win() -> None:
+    from aha.bench.reporting.tables import summary_tables, verdict
     from aha.bench.run_reader import Group
-    from aha.bench.tables import summary_tables, verdict
 
     group = Group("made up", "0" * 12, "top1", made_up(12))
     found = verdict(group)

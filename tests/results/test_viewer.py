@@ -24,7 +24,7 @@ import aha
 from aha.data.batches import Subject
 from aha.errors import MissingExtra, OutputError
 from aha.models import TargetModel, load_model
-from aha.models.preprocessing import Geometry
+from aha.models.loading.preprocessing import Geometry
 from aha.perturb.perturbation import rank_pixels
 from aha.results.explanation import Explanation
 from aha.results.viewer import widget as widget_module

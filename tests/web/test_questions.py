@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 import aha
 from aha.bench import Plan, run
 from aha.metrics import Case, Sample
-from aha.metrics.ins_del import InsDel
+from aha.metrics.curves.ins_del import InsDel
 from aha.models import TargetModel
 from aha.perturb.perturbation import deletion_masks, rank_pixels
 from aha.perturb.references import Black, Blur

@@ -30,7 +30,7 @@ from aha.bench.run_reader import read_run
 from aha.core.disk import versions, write_atomically, writing
 from aha.errors import OutputError
 from aha.metrics import load_metric
-from aha.metrics.curves import AVERAGE
+from aha.metrics.curves.base import AVERAGE
 from aha.results.cards import BASELINES
 from aha.results.figures import as_bytes, plot_curves
 from aha.results.score_table import Scores, by_image, summarise

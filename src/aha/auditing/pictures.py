@@ -12,7 +12,7 @@ from aha.auditing.evidence import AuditEvidence, paired
 from aha.auditing.plans import KNOWN, UNSEEN, ins_del
 from aha.bench.store import read_map, read_picture
 from aha.drawing.render import overlay
-from aha.metrics.curves import AVERAGE
+from aha.metrics.curves.base import AVERAGE
 from aha.results.gallery import embedded
 
 MOST = 10

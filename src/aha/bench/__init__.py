@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from aha.bench.compare import Comparison, compare_runs
 from aha.bench.plan import Plan, read_plans
-from aha.bench.report import write_report
+from aha.bench.reporting.compare import Comparison, compare_runs
+from aha.bench.reporting.report import write_report
 from aha.bench.run_reader import Run, merge_runs, read_run
 from aha.bench.runner import BenchRun, Step
 from aha.models import TargetModel

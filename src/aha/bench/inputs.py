@@ -27,7 +27,7 @@ from aha.evaluation.ground_truth import GroundTruth, check_ground_truth
 from aha.evaluation.loop import Classes
 from aha.metrics.protocols import Protocol
 from aha.models import TargetModel
-from aha.models.preprocessing import Geometry
+from aha.models.loading.preprocessing import Geometry
 
 GRID = "grid"
 """The kind of target of mosaics: all classes in them."""

@@ -203,7 +203,7 @@ def _run_truth(
     """Trains the networks of a generated set, has their maps scored, and writes one table of it all."""
     from tempfile import TemporaryDirectory
 
-    from aha.bench.report import write_report
+    from aha.bench.reporting.report import write_report
     from aha.bench.run_reader import read_run
     from aha.errors import SpecError
     from aha.truth.run import TruthRun, as_text
@@ -279,7 +279,7 @@ def _show_estimate(made: BenchRun, cost: Estimate) -> None:
 
 def _finish(out: Path, share: tuple[int, int], *, with_report: bool, json: bool, quiet: bool) -> None:
     """Reports; of several processes, the one that finds everything done."""
-    from aha.bench.report import write_report
+    from aha.bench.reporting.report import write_report
     from aha.bench.run_reader import read_run
 
     read = read_run(out)
@@ -337,7 +337,7 @@ def report(
     with reported(debug=debug, quiet=quiet):
         _check_there(run)
         from aha.auditing.record import is_audit
-        from aha.bench.report import write_report
+        from aha.bench.reporting.report import write_report
         from aha.bench.run_reader import read_run
 
         page = write_report(run, out)
@@ -360,7 +360,7 @@ def compare(
     """Compare two runs on their common images: differences with standard errors and paired tests."""
     with reported(debug=debug, quiet=quiet):
         _check_there(first, second)
-        from aha.bench.compare import as_text, compare_runs
+        from aha.bench.reporting.compare import as_text, compare_runs
 
         found = compare_runs(first, second)
         rows = [{**row._asdict(), "verdict": row.verdict} for row in found]

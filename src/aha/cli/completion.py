@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 
-from aha.core.declared import declared
 from aha.core.model_names import names_of
+from aha.core.registry_file import declared
 
 _COMPLETE, _WORDS, _PLACE = "_AHA_COMPLETE", "COMP_WORDS", "COMP_CWORD"
 

@@ -76,8 +76,8 @@ def evaluate(
         check_texts(models=[model], methods=method or [], metrics=metrics or [], options=options)
         check_paths(paths)
 
-        from aha.bench.exports import write_tables
         from aha.bench.plan import make_plans
+        from aha.bench.reporting.exports import write_tables
         from aha.bench.runner import BenchRun
         from aha.errors import SpecError
 

@@ -33,7 +33,7 @@ from aha.cli.texts import check_paths, check_place, check_texts, complete_method
 from aha.errors import SpecError
 
 if TYPE_CHECKING:
-    from aha.files import FileRun
+    from aha.explain_folder import FileRun
     from aha.interop.shards import ShardRun
     from aha.results.folder import MapRecord
 
@@ -110,7 +110,7 @@ def explain(
         check_texts(models=[model], methods=method or [], options=options)
         check_place(on)
         check_paths(paths)
-        from aha.files import read_class_names
+        from aha.explain_folder import read_class_names
 
         named = {} if class_names is None else {"class_names": read_class_names(class_names)}
         chosen = {**options, **named, "device": device, "batch_size": batch_size}
@@ -130,7 +130,7 @@ def explain(
         from aha.core.launch import launched_device, launched_share, parts_of
         from aha.data.datasets import choose
         from aha.data.targets import class_list
-        from aha.files import FileRun, check_apart, find_pictures, folder_beside
+        from aha.explain_folder import FileRun, check_apart, find_pictures, folder_beside
         from aha.methods import default_method, load_method
         from aha.methods.var import Var
         from aha.models import load_model
@@ -181,7 +181,7 @@ def _into_shards(
 ) -> ShardRun:
     from aha.core.launch import launched_device, launched_share, parts_of
     from aha.data.datasets import choose
-    from aha.files import check_apart, find_pictures, folder_beside
+    from aha.explain_folder import check_apart, find_pictures, folder_beside
     from aha.interop.shards import ShardRun
 
     place = folder_beside(paths[0]) if out is None else out

@@ -24,8 +24,8 @@ from aha.cli.texts import check_paths, check_texts, complete_method
 from aha.core.progress_line import duration
 
 if TYPE_CHECKING:
-    from aha.bench.race import Progress
-    from aha.bench.recommend import Outlook
+    from aha.bench.recommendation.race import Progress
+    from aha.bench.recommendation.recommend import Outlook
 
 
 @with_model_options()
@@ -67,7 +67,7 @@ def recommend(
         check_texts(models=[model], methods=method or [], options=options)
         check_paths([data])
 
-        from aha.bench.recommend import outlook, prepare, settle
+        from aha.bench.recommendation.recommend import outlook, prepare, settle
         from aha.models import load_model
 
         loaded = load_model(model, device=device, **options)

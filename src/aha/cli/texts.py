@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from aha.core.declared import Kind, check_method, check_metric, check_model, check_score, declared
 from aha.core.model_names import check_model_name
 from aha.core.model_options import check_option
+from aha.core.registry_file import Kind, check_method, check_metric, check_model, check_score, declared
 from aha.errors import ImageError, SpecError
 
 

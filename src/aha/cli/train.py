@@ -93,10 +93,10 @@ def train(
         from aha.core.disk import check_writable
         from aha.core.launch import launched_device
         from aha.learned.settings import load_settings
-        from aha.learned.training import BEST, METRICS, default_preset
-        from aha.learned.training import train as run
+        from aha.learned.training.loop import BEST, METRICS, default_preset
+        from aha.learned.training.loop import train as run
         from aha.models import load_model
-        from aha.models.sources import default_device
+        from aha.models.loading.sources import default_device
 
         given = [] if batch_size is None else [f"batch_size={batch_size}"]
         chosen = load_settings(preset or default_preset(len(model), start), [*(settings or []), *given])

@@ -25,7 +25,7 @@ from aha.data.images import Pictures, find_images, is_folder, iter_pictures
 from aha.data.measured import find_measured, read_measured
 from aha.errors import ImageError, TargetError
 from aha.models import TargetModel
-from aha.models.preprocessing import Geometry
+from aha.models.loading.preprocessing import Geometry
 
 T = TypeVar("T")
 

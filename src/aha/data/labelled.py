@@ -15,8 +15,8 @@ from typing import Any, overload
 
 from numpy.typing import NDArray
 
+from aha.core.csv_files import read_table
 from aha.core.pictures import read_values
-from aha.core.tables import read_table
 from aha.data.images import find_images
 from aha.errors import ImageError, MetricError
 

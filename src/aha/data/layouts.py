@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from aha.core.csv_files import read_table
 from aha.core.disk import readable
 from aha.core.pictures import MAX_PIXELS
-from aha.core.tables import read_table
 from aha.data.datasets import DATA, BenchImage
 from aha.data.images import find_images, read_image
 from aha.data.labelled import Box, find_labelled, read_mask
 from aha.data.samples import read_shards_at
 from aha.errors import ImageError, MetricError, MissingExtra
 from aha.models import TargetModel
-from aha.models.sources import imagenet_synsets
+from aha.models.loading.sources import imagenet_synsets
 
 _IGNORED = 255
 _IMAGENET_S_IGNORED = 1000

@@ -23,7 +23,7 @@ from aha.core.arrays import read_arrays
 from aha.core.disk import check_regular
 from aha.core.pictures import MAX_PIXELS, missing
 from aha.errors import ImageError, MissingExtra
-from aha.models.preprocessing import Preprocessing
+from aha.models.loading.preprocessing import Preprocessing
 
 _ARRAYS, _TIFF, _NIFTI, _DICOM = (".npy", ".npz"), (".tif", ".tiff"), (".nii", ".nii.gz"), (".dcm", ".dicom")
 

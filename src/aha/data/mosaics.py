@@ -21,7 +21,7 @@ from torch import Tensor
 from aha.core.seeds import generator_of
 from aha.errors import AhaWarning, ImageError, ModelError, SpecError, warn
 from aha.models import TargetModel
-from aha.models.preprocessing import Preprocessing
+from aha.models.loading.preprocessing import Preprocessing
 
 T = TypeVar("T")
 Cell = tuple[int, int, int, int]

@@ -29,7 +29,7 @@ from aha.methods import Method, check_fit, load_method
 from aha.metrics import Metric
 from aha.metrics.protocols import Protocol, load_protocols
 from aha.models import TargetModel, load_model, loads_its_model
-from aha.models.memory import Chunks
+from aha.models.running.memory import Chunks
 from aha.results.explanation import Explanation
 from aha.results.score_table import Failure, Scores
 from aha.targets.base import Held

@@ -16,7 +16,7 @@ from aha.errors import MetricError
 from aha.metrics import Sample
 from aha.metrics.protocols import Protocol
 from aha.models import TargetModel
-from aha.models.preprocessing import Geometry
+from aha.models.loading.preprocessing import Geometry
 from aha.results.score_table import Failure
 
 

@@ -24,8 +24,8 @@ from aha.methods.base import read_by
 from aha.metrics import Case, Sample
 from aha.metrics.protocols import Protocol as Metrics
 from aha.models import NOTHING, TargetModel
-from aha.models.memory import PeakMemory
-from aha.models.preprocessing import Geometry
+from aha.models.loading.preprocessing import Geometry
+from aha.models.running.memory import PeakMemory
 from aha.results.saved_maps import usable_map
 from aha.results.score_table import Failure
 

@@ -11,7 +11,7 @@ import torch
 from aha.errors import AhaError
 from aha.metrics import Case, Metric
 from aha.metrics.case import Perturbation, ask_model
-from aha.metrics.curves import CurveMetric
+from aha.metrics.curves.base import CurveMetric
 from aha.metrics.protocols import Protocol
 from aha.results.score_table import CurveRow, Failure, Row, Scores
 

@@ -25,7 +25,7 @@ from aha.core.launch import parts_of
 from aha.core.store import read_record, write_record
 from aha.data.datasets import BenchImage, content_digest
 from aha.errors import AhaError, DamageWarning, OutputError, SpecError
-from aha.files import Failure
+from aha.explain_folder import Failure
 from aha.interop.arrow import Batch, Explain, arrow, keys_of, pictures_of
 from aha.interop.shelf import SUFFIXES, Format, Shelf
 from aha.methods import Method, load_method

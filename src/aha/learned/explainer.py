@@ -45,9 +45,9 @@ from aha.learned.evidence import (
 from aha.learned.looks import Whole, revised, revision_config
 from aha.learned.settings import ENCODERS, Design, Evidence
 from aha.models import Captures, TargetModel, load_model, refuse_code
-from aha.models.hooks import preserved_random_state
+from aha.models.loading.weights import check_weights, load_weights, state_digest
+from aha.models.running.hooks import preserved_random_state
 from aha.models.tracing import Trace
-from aha.models.weights import check_weights, load_weights, state_digest
 
 Conditioning = Literal["head", "embedding", "facts"]  # as built: "auto" is decided
 Form = Literal["own", "stages", "tokens"]  # as built: which of the two universal readings is decided

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from aha.core.disk import write_atomically, writing
-from aha.core.quiet import without_warnings
+from aha.core.library_warnings import without_warnings
 from aha.errors import MissingExtra, ModelError
 from aha.learned.explainer import Explainer
 from aha.models import TargetModel

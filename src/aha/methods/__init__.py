@@ -1,57 +1,52 @@
 """Attribution methods, one file each: importing it registers the method, so a new one is one file and one line here."""
 
-from aha.methods import (  # noqa: F401  # for the sake of what they register
-    ablation_cam,
-    aha,
+from aha.methods import aha, smooth, var  # noqa: F401
+from aha.methods.activation_patching import caap  # noqa: F401
+from aha.methods.attention import (  # noqa: F401
     attcat,
     attention_flow,
     attention_ig,
     bidirectional,
-    caap,
-    center_map,
-    edge_map,
-    eigen_cam,
-    extremal_perturbation,
-    finer_cam,
-    grad_cam,
-    grad_cam_pp,
     grad_rollout,
+    inflow,
+    ixg_plus,
+    legrad,
+    libra_ixg_plus,
+    mutex,
+    raw_attention,
+    rollout,
+    transformer_attribution,
+    transition_attention,
+)
+from aha.methods.base import METHODS, Method, check_fit, default_method, list_methods, load_method, method
+from aha.methods.baselines import center_map, edge_map, random_map  # noqa: F401
+from aha.methods.cam import ablation_cam, eigen_cam, finer_cam, grad_cam, grad_cam_pp, hires_cam, layer_cam, score_cam  # noqa: F401
+from aha.methods.gradients import (  # noqa: F401
     gradient,
     gradient_shap,
     guided_backprop,
     guided_grad_cam,
-    hires_cam,
-    inflow,
     input_x_gradient,
     integrated_gradients,
-    ixg_plus,
-    kernel_shap,
-    layer_cam,
-    legrad,
-    libra_ixg_plus,
-    lime,
     lrp,
+)
+from aha.methods.patch_order import (  # noqa: F401
+    map_cells,
     mda,
-    mutex,
-    occlusion,
-    random_map,
-    raw_attention,
-    rise,
-    rollout,
-    score_cam,
     search,
+)
+from aha.methods.perturbation import (  # noqa: F401
+    extremal_perturbation,
+    kernel_shap,
+    lime,
+    occlusion,
+    rise,
     shapley_sampling,
     simple_deletion,
     simple_insertion,
-    smooth,
     tis,
-    transformer_attribution,
-    transition_attention,
-    var,
     vit_cx,
 )
-from aha.methods.base import METHODS, Method, check_fit, default_method, list_methods, load_method, method
-from aha.methods.machinery import map_cells  # noqa: F401  # a partition, likewise
 
 __all__ = [
     "METHODS",

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from aha.core.axes import is_volume, resized
-from aha.core.declared import SYNONYMS
 from aha.core.registry import Registry, nearest_names
+from aha.core.registry_file import SYNONYMS
 from aha.core.seeds import generator_of
 from aha.core.spec import Spec, parse
 from aha.core.validation import Range
 from aha.errors import AhaError, AhaWarning, CapabilityError, SpecError, warn
 from aha.learned.quality import Quality
 from aha.methods.cost import Cost
-from aha.methods.machinery.distribution import Distribution
+from aha.methods.distribution import Distribution
 from aha.models import NOTHING, Captures, TargetModel, Trace
 from aha.perturb.partitions import PARTITIONS, Partition
 from aha.perturb.references import REFERENCES, Reference, check_reference

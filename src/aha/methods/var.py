@@ -16,7 +16,7 @@ from aha.core.rows import distinct_rows
 from aha.errors import CapabilityError, SpecError
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
-from aha.methods.machinery.distribution import Distribution
+from aha.methods.distribution import Distribution
 from aha.models import Captures, TargetModel
 
 Competition = Literal["shared_scale", "divide", "absolute"]

@@ -1,42 +1,37 @@
 """Metrics, one file each: importing it registers the metric, so a new one is one file and one line here."""
 
-from aha.metrics import (  # noqa: F401  # for the sake of what they register
-    answer_stability,
-    aupr,
+from aha.metrics import cost  # noqa: F401
+from aha.metrics.base import ARROWS, METRICS, Metric, Pooled, Value, directions, load_metric, metric, side_columns
+from aha.metrics.case import Case, Perturbation, Sample
+from aha.metrics.curves import (  # noqa: F401
     average_drop,
-    border_mass,
-    class_sensitivity,
     confidence_increase,
-    cost,
     deletion,
-    earth_movers_distance,
-    energy_in_box,
-    fidelity_bounded,
-    grid_pointing,
-    information_curve,
     ins_del,
     insertion,
     mas,
-    mass_in_truth,
     monotonicity,
     neg_pos,
     negative,
-    pointing_game,
     positive,
-    precision_at_k,
-    randomisation,
-    region,
-    repeatability,
     road,
-    saco,
-    segmentation,
-    single_deletion,
-    sparseness,
     srg,
-    stability,
 )
-from aha.metrics.base import ARROWS, METRICS, Metric, Pooled, Value, directions, load_metric, metric, side_columns
-from aha.metrics.case import Case, Perturbation, Sample
+from aha.metrics.information import information_curve, sparseness  # noqa: F401
+from aha.metrics.localisation import (  # noqa: F401
+    aupr,
+    border_mass,
+    earth_movers_distance,
+    energy_in_box,
+    grid_pointing,
+    mass_in_truth,
+    pointing_game,
+    precision_at_k,
+    region,
+    segmentation,
+)
+from aha.metrics.sanity import answer_stability, class_sensitivity, randomisation, repeatability, stability  # noqa: F401
+from aha.metrics.single_parts import fidelity_bounded, saco, single_deletion  # noqa: F401
 
 __all__ = [
     "ARROWS",

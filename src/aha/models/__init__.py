@@ -1,8 +1,8 @@
 """The only code that knows model internals."""
 
-from aha.models.blocks import Block, BlockStates
-from aha.models.load import AnyModel, load_model, loads_its_model
-from aha.models.sources import list_sources, refuse_code
+from aha.models.loading.load import AnyModel, load_model, loads_its_model
+from aha.models.loading.sources import list_sources, refuse_code
+from aha.models.running.blocks import Block, BlockStates
 from aha.models.target import TargetModel
 from aha.models.tracing import NOTHING, Captures, Trace
 

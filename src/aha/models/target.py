@@ -20,16 +20,22 @@ from torch import Tensor, nn
 from aha.core.interrupts import interrupts_wait
 from aha.core.model_options import Precision
 from aha.errors import ModelError
-from aha.models.attention import AttentionTap
 from aha.models.explained import Explained
-from aha.models.hooks import first_tensor, frozen_weights, hooked, swapped_forward, with_first_tensor
-from aha.models.kept import ForwardCache, KeptPass
-from aha.models.memory import is_out_of_memory
-from aha.models.parts import DivisibleModel
-from aha.models.passes import NO_STRUCTURE, captured, features_of
-from aha.models.rules import Rule, RuleMode, forward_before_activation, is_written_out, rules_before_activations
+from aha.models.introspection.attention import AttentionTap
+from aha.models.loading.texts import TextClassifier
+from aha.models.relevance.rules import (
+    Rule,
+    RuleMode,
+    forward_before_activation,
+    is_written_out,
+    rules_before_activations,
+)
+from aha.models.running.forward_cache import ForwardCache, KeptPass
+from aha.models.running.hooks import first_tensor, frozen_weights, hooked, swapped_forward, with_first_tensor
+from aha.models.running.memory import is_out_of_memory
+from aha.models.running.parts import DivisibleModel
+from aha.models.running.passes import NO_STRUCTURE, captured, features_of
 from aha.models.scores import Score, regression
-from aha.models.texts import TextClassifier
 from aha.models.tracing import NOTHING, Captures, Trace
 
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from aha.core.interrupts import checkpoint
 from aha.errors import ModelError
-from aha.models.attention import AttentionTap
-from aha.models.hooks import at_call, autograd, first_tensor, gradients, hooked
+from aha.models.introspection.attention import AttentionTap
+from aha.models.introspection.structure import Site, Structure
+from aha.models.running.hooks import at_call, autograd, first_tensor, gradients, hooked
 from aha.models.scores import Score
-from aha.models.structure import Site, Structure
 
 
 @dataclass(frozen=True)

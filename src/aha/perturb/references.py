@@ -28,7 +28,7 @@ from aha.core.seeds import generator_of
 from aha.core.spec import Spec, parse
 from aha.errors import SpecError
 from aha.models import TargetModel
-from aha.models.preprocessing import preprocessing_of
+from aha.models.loading.preprocessing import preprocessing_of
 from aha.models.scores import SCORES
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

@@ -13,8 +13,8 @@ from torch import Tensor
 from aha.methods import Method, load_method
 from aha.methods.base import enlarged
 from aha.metrics import Case, Sample
-from aha.metrics.curves import CurveMetric
-from aha.metrics.ins_del import InsDel, both_curves
+from aha.metrics.curves.base import CurveMetric
+from aha.metrics.curves.ins_del import InsDel, both_curves
 from aha.models import TargetModel
 from aha.perturb.perturbation import area
 from aha.perturb.references import Black, Blur, Mean

@@ -22,7 +22,7 @@ from aha.data.datasets import content_digest
 from aha.drawing import render
 from aha.errors import OutputError
 from aha.learned.quality import Quality
-from aha.methods.machinery.distribution import Distribution
+from aha.methods.distribution import Distribution
 from aha.results.cards import Card
 from aha.results.folder import ResultFolder, ResultItem
 

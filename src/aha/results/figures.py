@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from aha.metrics import ARROWS, directions
-from aha.metrics.curves import AVERAGE
+from aha.metrics.curves.base import AVERAGE
 
 if TYPE_CHECKING:
     from aha.results.score_table import CurveRow, Scores

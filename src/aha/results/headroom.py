@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from aha.errors import AhaError
 from aha.methods import load_method
-from aha.methods.search import Search
+from aha.methods.patch_order.search import Search
 
 HEADROOM, WORST_TENTH = "headroom", "headroom_worst_tenth"
 ORACLE, FLOOR = "search", "random_map"

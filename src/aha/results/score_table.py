@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 from aha.core.disk import place_of, write_atomically
 from aha.errors import MetricError, MissingExtra, OutputError, SpecError
 from aha.metrics import ARROWS, directions, side_columns
-from aha.metrics.curves import AVERAGE
+from aha.metrics.curves.base import AVERAGE
 from aha.metrics.protocols import Protocol
 from aha.results.headroom import HEADROOM, WORST_TENTH, headroom_of, worst_tenth
 

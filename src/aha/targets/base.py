@@ -24,8 +24,8 @@ from aha.core.spec import Spec, parse
 from aha.errors import SpecError, TargetError
 from aha.models import TargetModel
 from aha.models.explained import Answer, Explained
-from aha.models.functions import name_of
-from aha.models.preprocessing import Geometry
+from aha.models.loading.functions import name_of
+from aha.models.loading.preprocessing import Geometry
 from aha.models.scores import SCORES
 
 OBJECTIVES: Registry[type[Objective]] = Registry("target")

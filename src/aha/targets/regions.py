@@ -18,7 +18,7 @@ from aha.core.pictures import read_image
 from aha.errors import TargetError
 from aha.models import TargetModel
 from aha.models.explained import Answer, Explained
-from aha.models.preprocessing import Geometry
+from aha.models.loading.preprocessing import Geometry
 from aha.targets.base import Held, Number, Shown, class_index, objective
 from aha.targets.dense import dense_scores
 

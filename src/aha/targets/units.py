@@ -11,7 +11,7 @@ from aha.core.registry import nearest_names
 from aha.errors import TargetError
 from aha.models import TargetModel
 from aha.models.explained import Answer
-from aha.models.hooks import first_tensor
+from aha.models.running.hooks import first_tensor
 from aha.targets.base import Number, Shown, objective
 
 

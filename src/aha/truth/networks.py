@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from aha.core.progress import in_parts
 from aha.core.seeds import generator_of
-from aha.models.hooks import autograd, preserved_random_state
+from aha.models.running.hooks import autograd, preserved_random_state
 from aha.truth.trials import Answer, Trial
 
 MEAN, STD = 0.5, 0.5

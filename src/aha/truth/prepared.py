@@ -23,8 +23,8 @@ from aha.core.disk import result_key, write_atomically, writing
 from aha.data.datasets import content_digest
 from aha.errors import ModelError
 from aha.models import TargetModel
-from aha.models.hooks import preserved_random_state
-from aha.models.preprocessing import Preprocessing
+from aha.models.loading.preprocessing import Preprocessing
+from aha.models.running.hooks import preserved_random_state
 from aha.models.scores import load_score
 from aha.truth.networks import MEAN, STD, answer_of, trained
 from aha.truth.sets import PREFIX

@@ -25,7 +25,7 @@ from aha.data.batches import Batch, Subject
 from aha.data.images import find_images, read_image
 from aha.errors import ImageError
 from aha.models import TargetModel
-from aha.models.preprocessing import Geometry
+from aha.models.loading.preprocessing import Geometry
 from aha.web.cache import Cache
 from aha.web.payloads import PictureRecord, Window
 from aha.web.reading import HERE, Asker, Readers

@@ -15,7 +15,7 @@ from aha.bench import read_run
 from aha.bench.records import PlanEntry
 from aha.errors import OutputError
 from aha.metrics import ARROWS, directions
-from aha.metrics.curves import AVERAGE
+from aha.metrics.curves.base import AVERAGE
 from aha.results.score_table import Row, Scores, SummaryRow, rows_of
 from aha.web.payloads import RunColumn, RunImage, RunMean, RunOverview
 

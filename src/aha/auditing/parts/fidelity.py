@@ -9,7 +9,7 @@ from aha.auditing.checks import AuditCheck, AuditPart, Shown, averaged
 from aha.auditing.evidence import AuditEvidence, names_of, paired
 from aha.auditing.plans import KNOWN, UNSEEN, curves, ins_del, search_of
 from aha.metrics import load_metric
-from aha.metrics.curves import AVERAGE
+from aha.metrics.curves.base import AVERAGE
 from aha.results.cards import BASELINES
 from aha.results.headroom import HEADROOM
 

@@ -19,7 +19,7 @@ from aha.bench.plan import Plan, make_plans
 from aha.bench.run_reader import Group
 from aha.core.registry import nearest_names
 from aha.errors import SpecError
-from aha.metrics.curves import AVERAGE
+from aha.metrics.curves.base import AVERAGE
 
 PREFIX = "paper:"
 _PRINTED = Path(__file__).parent / "printed.json"

@@ -11,8 +11,8 @@ from torch import Tensor
 from aha.core.disk import result_key
 from aha.errors import SpecError
 from aha.metrics import Case, Sample
-from aha.metrics.curves import AVERAGE
-from aha.metrics.ins_del import InsDel
+from aha.metrics.curves.base import AVERAGE
+from aha.metrics.curves.ins_del import InsDel
 from aha.perturb.perturbation import step_counts
 from aha.perturb.references import Black, Blur, Mean, Reference
 from aha.results.cards import Curves, average_curves, reference_curves

@@ -10,7 +10,7 @@ from torch import Tensor
 from aha.api import explain
 from aha.errors import SpecError
 from aha.metrics import Sample
-from aha.models.preprocessing import Geometry
+from aha.models.loading.preprocessing import Geometry
 from aha.targets.base import Held, Objective, Shown
 from aha.targets.regions import Region
 from aha.web.jobs import Job

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from torch import Tensor
 
 from aha.models import TargetModel
-from aha.models.preprocessing import Geometry
+from aha.models.loading.preprocessing import Geometry
 from aha.web import pictures as limits
 from aha.web.pictures import as_png, model_view, seen_window
 from aha.web.policy import allowed_reference

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from aha.models.class_names import perhaps_meant, synonyms_of, with_words
+from aha.models.loading.class_names import perhaps_meant, synonyms_of, with_words
 from aha.web.payloads import ClassSearch, NamedClass, SeveralMaps, State
 from aha.web.questions.change import ask_change
 from aha.web.questions.classes import ask_classes

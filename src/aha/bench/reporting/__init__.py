@@ -1,0 +1,1 @@
+"""Reports of runs: tables, figures, pages, and two runs compared."""

@@ -1,0 +1,1 @@
+"""Training an explainer: the loop, its data, models in turn, checkpoints, validation."""

@@ -1,0 +1,1 @@
+"""CAAP: activations of one image in the run of another."""

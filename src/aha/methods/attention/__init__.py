@@ -1,0 +1,1 @@
+"""Attention of transformers, alone and with gradients."""

@@ -1,0 +1,58 @@
+"""Grad-CAM++: features weighted by their positive gradients, places sharing one object counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aha.core.axes import place_axes
+from aha.methods.base import Layer, Method, method
+from aha.methods.cam.grad_cam import features_and_gradients, pick_stage
+from aha.models import Captures, TargetModel
+
+
+@method(
+    "grad_cam_pp",
+    family="cam",
+    needs={"features", "gradients"},
+    volumes=True,
+    citation="Chattopadhay et al., WACV 2018",
+)
+@dataclass(frozen=True)
+class GradCAMPlusPlus(Method):
+    """`sum over k of w_k F_k` with `w_k = sum over places of alpha_k ReLU(g_k)` (eq. 5, 19).
+
+    `alpha_k = g^2 / (2 g^2 + S_k g^3)`, with `S_k` the sum of channel k, is what the paper's higher derivatives come to
+    for the score `exp(z)`. All of it is derived for features that are not negative. Features with signs (GELU, SiLU,
+    tokens) ask for two decisions that change nothing where the derivation holds: `S_k` is taken as at least zero, or
+    the denominator could pass through zero; and the paper's last ReLU is left out, for it would leave many maps empty.
+    pytorch-grad-cam decides otherwise in both.
+
+    Reads: the features of one stage and their gradients.
+    Cost: one forward and one backward pass.
+    Example: `grad_cam_pp(layer=-2)`.
+
+    Attributes:
+        layer: which stage, counted from the end, or the name of a module.
+    """
+
+    layer: Layer = -1
+
+    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
+        return Captures(features=(pick_stage(model, size, self.layer),))
+
+    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
+        features, gradients = features_and_gradients(model, images, classes, self.layer)  # (B, C, h, w) each
+        return (channel_weights(features, gradients) * features).sum(dim=1)  # (B, h, w)
+
+
+def channel_weights(features: Tensor, gradients: Tensor) -> Tensor:
+    """Grad-CAM++'s weights (B, C, 1, 1) of features and gradients (B, C, h, w).
+
+    Only positive gradients count, and there `alpha` is `1 / (2 + S g)`.
+    """
+    total = features.sum(dim=place_axes(features), keepdim=True).clamp(min=0)  # (B, C, 1, 1)
+    positive = gradients.relu()
+    return (positive / (2 + total * positive)).sum(dim=place_axes(features), keepdim=True)

@@ -1,0 +1,1 @@
+"""Gradients of the score with respect to the input, and relevance propagation."""

@@ -1,0 +1,1 @@
+"""Orders of patches found by the metrics themselves: MDA, and the search."""

@@ -1,0 +1,1 @@
+"""Scores of perturbed images: masks, parts of images, tokens."""

@@ -1,0 +1,1 @@
+"""Maps compared with masks, boxes and mosaics."""

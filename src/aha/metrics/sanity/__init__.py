@@ -1,0 +1,1 @@
+"""Does the map change when it should, and only then?"""

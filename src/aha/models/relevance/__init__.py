@@ -1,0 +1,1 @@
+"""Other backward rules: relevance propagation, and operations replaced for a while."""

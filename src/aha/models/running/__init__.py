@@ -1,0 +1,1 @@
+"""Running a model, whole or in parts: chunks, precision, backends, hooks, the forward cache."""
