@@ -42,7 +42,7 @@ def tree(package: Path = ROOT / "src" / "aha") -> str:
 
 def filled(page: str) -> str:
     """The page with the listing as it is now."""
-    return _BLOCK.sub(lambda _: tree(), page)
+    return _BLOCK.sub(lambda _: tree(), page, count=1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Pictures explained into a result folder: streamed, resumable, each picture read once for all methods.
+"""Images explained into a result folder: streamed, resumable, each image read once for all methods.
 
 Everything is checked when a `FileRun` is made, before a file is written. What an earlier run finished is known by all
 that it depends on: weights, settings, the picture's content, the method's parameters and what it has learned.

@@ -264,7 +264,7 @@ def test_folders_of_others_are_refused(model: TargetModel, images: Tensor, tmp_p
         "map": "a/gradient_1.npz",
     }
     (tmp_path / "b" / JOURNAL).write_bytes(encode({**former, "picture": "", "sums": {"map": "0" * 16}}))
-    with pytest.raises(OutputError, match="holds maps of aha 0.1, which are no longer read"):
+    with pytest.raises(OutputError, match=r"holds maps of aha 0.1, which are no longer read"):
         other.save(tmp_path / "b")
     (tmp_path / "c").write_text("a file")
     for place in (tmp_path / "c", tmp_path / "c" / "d"):

@@ -1,1 +1,1 @@
-"""Pictures, batches, target classes and data sets: everything that is handed to a model, and what is known about it."""
+"""Images, batches, target classes and data sets: everything that is handed to a model, and what is known about it."""

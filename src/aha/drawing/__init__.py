@@ -1,1 +1,1 @@
-"""Maps as pictures."""
+"""Maps drawn: heat maps, overlays, contact sheets."""
