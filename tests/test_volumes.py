@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import aha
-from aha.errors import AhaError, CapabilityError, ImageError, MetricError, OutputError, SpecError
+from aha.errors import AhaError, AhaWarning, CapabilityError, ImageError, MetricError, OutputError, SpecError
 from aha.methods import METHODS, load_method
 from aha.metrics import Case, Sample, load_metric
 from aha.models import TargetModel, load_model
@@ -224,6 +224,16 @@ def test_metrics_that_run_the_method_again(volumes: Tensor) -> None:
     case = Case(sample, 1, bright(stated(), volumes[:1], torch.tensor([1]))[0], explain=bright)
     (least,) = [v.value for v in load_metric("answer_stability")(case) if v.column == "answer_stability_least"]
     assert least > 0.9
+
+
+def test_a_network_of_volumes_from_a_function(volumes: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As commands name it: its weights of five axes have no channels-last form."""
+    (tmp_path / "my_volumes.py").write_text("from test_volumes import stated as network\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    with pytest.warns(AhaWarning, match="runs code"):
+        model = load_model("python:my_volumes:network")
+    assert torch.allclose(model.outputs(volumes), stated().outputs(volumes), atol=1e-6)
 
 
 def test_one_volume_and_its_map(volumes: Tensor) -> None:
