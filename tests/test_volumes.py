@@ -13,10 +13,22 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import aha
-from aha.errors import AhaError, CapabilityError, ImageError, MetricError, OutputError, SpecError
+from aha.bench.plan import Plan
+from aha.bench.runner import BenchRun
+from aha.errors import (
+    AhaError,
+    AhaWarning,
+    CapabilityError,
+    ImageError,
+    MetricError,
+    ModelError,
+    OutputError,
+    SpecError,
+)
 from aha.methods import METHODS, load_method
 from aha.metrics import Case, Sample, load_metric
 from aha.models import TargetModel, load_model
@@ -224,6 +236,25 @@ def test_metrics_that_run_the_method_again(volumes: Tensor) -> None:
     case = Case(sample, 1, bright(stated(), volumes[:1], torch.tensor([1]))[0], explain=bright)
     (least,) = [v.value for v in load_metric("answer_stability")(case) if v.column == "answer_stability_least"]
     assert least > 0.9
+
+
+def test_a_network_of_volumes_from_a_function(volumes: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As commands name it: its weights of five axes have no channels-last form."""
+    (tmp_path / "my_volumes.py").write_text("from test_volumes import stated as network\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    with pytest.warns(AhaWarning, match="runs code"):
+        model = load_model("python:my_volumes:network")
+    assert torch.allclose(model.outputs(volumes), stated().outputs(volumes), atol=1e-6)
+
+
+def test_benchmarks_refuse_in_one_line(tmp_path: Path) -> None:
+    Image.new("RGB", (30, 40)).save(tmp_path / "a.png")
+    plan = Plan(model="a", data=str(tmp_path), methods=("gradient",))
+    with pytest.raises(ModelError, match=r"reads volumes.*benchmarks and audits read photographs") as caught:
+        BenchRun(plan, tmp_path / "run", model=stated())
+    one_line(caught)
+    assert not (tmp_path / "run").exists()
 
 
 def test_one_volume_and_its_map(volumes: Tensor) -> None:

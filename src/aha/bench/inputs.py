@@ -22,7 +22,7 @@ from aha.data.images import read_image
 from aha.data.labelled import Lazy
 from aha.data.mosaics import Mosaic, build_mosaic, plan_mosaics
 from aha.data.targets import resolve_targets
-from aha.errors import MetricError, SpecError, TargetError
+from aha.errors import MetricError, ModelError, SpecError, TargetError
 from aha.evaluation.ground_truth import GroundTruth, check_ground_truth
 from aha.evaluation.loop import Classes
 from aha.metrics.protocols import Protocol
@@ -54,6 +54,10 @@ class Inputs:
         earlier: Sequence[PlanEntry] = (),
     ) -> None:
         self._plan, self._model = plan, model
+        if (stated := model.stated_preprocessing()).is_measured:
+            raise ModelError(
+                f"{model.spec} reads {stated.reads}; benchmarks and audits read photographs: use aha.evaluate"
+            )
         self.kept: list[str] | None = None
         self.images = self._chosen(find_data(plan.data, model), earlier)
         self.are_mosaics = any("grid" in protocol.needs for protocol in protocols)

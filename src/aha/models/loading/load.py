@@ -142,7 +142,9 @@ def load_model(
             loaded = _from_spec(spec, request)
             module = loaded.module.requires_grad_(False).eval().to(_usable(device))
             # Channels last: the same numbers from faster kernels (1.3 to 1.6 times for CNNs on a CPU).
-            loaded = replace(loaded, module=module.to(memory_format=torch.channels_last))
+            if all(tensor.dim() < 5 for tensor in (*module.parameters(), *module.buffers())):  # not those of volumes
+                module = module.to(memory_format=torch.channels_last)
+            loaded = replace(loaded, module=module)
         if processor is not None:
             loaded = replace(loaded, preprocessing=own_preprocessing(loaded.module, flat, processor))
     if inputs is not None:
