@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import aha
-from aha.errors import ModelError, SpecError
+from aha.errors import CapabilityError, ModelError, SpecError
 from aha.learned import universal
 from aha.learned.explainer import Explainer
 from aha.learned.looks import SHARES, Whole, contrast_maps, part_evidence, revised, top_pixels
@@ -161,3 +161,11 @@ def test_training_leaves_the_first_look_as_it_is(tmp_path: Path) -> None:
         not torch.equal(a, b) for a, b in zip(trained.revision.parameters(), fresh.revision.parameters(), strict=True)
     )
     assert {drawn_looks(settings.training, step) for step in range(30)} == {3, 5, 9}
+
+
+def test_networks_without_a_correction_are_refused_before_any_pass() -> None:
+    """The package has one for networks with stages of features alone."""
+    target = vit()
+    with pytest.raises(CapabilityError, match="use refine=3"):
+        aha.explain(target, images_for(target), "aha(looks=3)", target=0)
+    assert not target.passes["backward"]

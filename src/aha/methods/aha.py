@@ -138,6 +138,8 @@ class AHA(Method):
 
     def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
         explainer = self._explainer(model, size)
+        if self.looks > 1 and self._reviser(explainer, model, size).revision is None:
+            return "no correction by more passes has been learned for networks of its kind; use refine=3"
         return model.gradient_refusal(size) if explainer.config.evidence == "backward" else ""
 
     def facts(self, model: TargetModel, size: Sequence[int] | None = None) -> dict[str, object]:
