@@ -228,15 +228,15 @@ class Explainer(nn.Module):
         return explainer.to(target.device)
 
     def start_from(self, other: Explainer) -> None:
-        """Takes over another explainer's weights, of the same sizes; a correction that it lacks stays as it is."""
-        if self.revision is not None and other.revision is None:
-            self.decoder.load_state_dict(other.decoder.state_dict())
+        """Takes over another explainer's weights, of the same sizes; a correction that only one has does not count."""
+        parts: tuple[nn.Module, nn.Module] = (self, other)
+        if (self.revision is None) != (other.revision is None):
+            parts = self.decoder, other.decoder
             self.config = replace(self.config, response=other.config.response, temperature=other.config.temperature)
-            return
-        mine, theirs = ({name: tuple(value.shape) for name, value in e.state_dict().items()} for e in (self, other))
+        mine, theirs = ({name: tuple(value.shape) for name, value in part.state_dict().items()} for part in parts)
         if mine != theirs:
             raise ModelError("the explainer to start from has other sizes; use the same encoder, stages and width")
-        self.load_state_dict(other.state_dict())
+        parts[0].load_state_dict(parts[1].state_dict())
 
     def adopt_encoder(self, other: Explainer) -> None:
         """Uses the encoder that another explainer has loaded already."""

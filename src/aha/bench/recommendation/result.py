@@ -203,7 +203,7 @@ def write_page(found: Recommendation) -> None:
         for case in example_images(run, group, top)
         if len(top) > 1
     ]
-    environment = templates_of("aha.bench")
+    environment = templates_of("aha.bench.reporting")
     heads, rows = found.table()
     text = environment.get_template("recommendation.html").render(
         title=f"Which explanation to use for {found.model}",

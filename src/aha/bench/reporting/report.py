@@ -151,7 +151,7 @@ def _failures(group: Group) -> list[tuple[str, str, str, int]]:
 
 
 def _page(run: Run, sections: Sequence[Section]) -> str:
-    environment = templates_of("aha.bench")
+    environment = templates_of("aha.bench.reporting")
     environment.filters |= {"number": _number, "seconds": _seconds, "breakable": _breakable}
     plans = [plan_of(plan["plan"]) for plan in run.plans]
     title = next((plan.title for plan in plans if plan.title), "Which explanation to trust")
