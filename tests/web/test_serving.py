@@ -145,7 +145,7 @@ def test_weights_find_their_model() -> None:
         ((*MODEL_OPTIONS, "--token", "short"), ("8 to 128",)),
         ((*MODEL_OPTIONS, "--token", "with space and; more"), ("8 to 128",)),
         ((*MODEL_OPTIONS, "--run", "nowhere"), ("nowhere", "does not exist")),
-        ((*MODEL_OPTIONS, "--run", str(Path(__file__).parent)), ("no scores",)),
+        ((*MODEL_OPTIONS, "--run", str(Path(__file__).parent)), ("is not the folder of a run",)),
         ((*MODEL_OPTIONS, "--images", "nowhere"), ("nowhere", "does not exist")),
         ((*MODEL_OPTIONS, "--explainer", "nowhere"), ("nowhere",)),
         ((*MODEL_OPTIONS, "--weights", __file__, "--weights", __file__), ("2 weights files for 1 models",)),
