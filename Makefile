@@ -38,11 +38,11 @@ site: $(VENV)/.dev
 llms:
 	$(PYTHON) docs/make_llms.py
 
-# What can be named in a spec, for commands that do not import torch: after a new method, metric or parameter.
 # The listing of folders in CONTRIBUTING.md, from their docstrings.
 tree:
 	$(PYTHON) docs/make_tree.py
 
+# What can be named in a spec, for commands that do not import torch: after a new method, metric or parameter.
 registry: $(VENV)/.dev
 	$(BIN)/python .ci/registry.py
 
