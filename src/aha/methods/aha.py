@@ -41,9 +41,9 @@ class AHA(Method):
         looks: forward and backward passes that a map is made of: 1, or 3, 5 or 9. After the first, each pair looks at
             the image without the map's top pixels and at these alone, and a learned correction is added.
         refine: gradient steps T for each image; "auto" stops each image when its own soft objective settles.
-        budget: passes per image on average, forward and backward. Three refinement steps go to the images that are
-            predicted to gain most by them, as many as the budget allows; whether an image is one of them does not
-            depend on the others. For photographs like those of ImageNet the mean comes near the budget.
+        budget: passes per image on average, forward and backward. Three refinement steps go to the maps that are
+            predicted to be poorest, which gain most, as many as the budget allows; whether a map is one of them does
+            not depend on the others. For photographs like those of ImageNet the mean comes near the budget.
         learning_rate: of the refinement; the explainer's own by default.
         steps: perturbation steps S of a sequence in the refinement, the explainer's own by default; a gradient step
             costs 2 S forward and backward passes.
@@ -117,7 +117,7 @@ class AHA(Method):
         return torch.cat(model.chunks.run(run, len(images)))
 
     def _within_budget(self, explainer: Explainer, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        """Maps (B, H, W) of one look; those that gain most by it are refined."""
+        """Maps (B, H, W) of one look; those that are predicted to be poorest are refined."""
         maps = explainer.maps(model, images, classes)
         foreseen = predicted(model, model.outputs(images), classes, explainer.calibrated(maps))  # as it was fitted
         if len(foreseen) < len(maps):
