@@ -29,10 +29,12 @@ from aha.learned.training.checkpoints import RunFolder
 from aha.learned.training.data import split_samples
 from aha.learned.training.loop import TrainingError, learning_rate, temperature, train
 from aha.learned.training.metrics_log import Logbook
+from aha.learned.training.references import drawn_references
 from aha.learned.training.sampling import Choices, explained_classes
 from aha.learned.training.validation import hard_scores
 from aha.models import TargetModel, load_model
-from aha.perturb.references import Black, Mean
+from aha.perturb.rearranged import Shuffled
+from aha.perturb.references import Black, Mean, Noise
 from fakes import changes, snapshot, surroundings
 
 QUICK = ["steps=6", "batch_size=4", "save_every=1", "validation_images=4", "validation_steps=4", "stride=4", "width=16"]
@@ -263,6 +265,54 @@ def test_choices_follow_from_the_place_alone() -> None:
     assert not Choices.drawn(load_settings("small", ["flip=False"]).training, range(50)).flips.any()
 
 
+def test_each_image_draws_its_own_noise() -> None:
+    config = load_settings("small", ["references=black,noise,shuffled(grid=4),noise"]).training
+    places = list(range(400))
+    chosen = drawn_references(config, places, Choices.drawn(config, places).references)
+    names = [one.name for one in chosen]
+    assert [names.count(name) / 400 for name in ("black", "noise", "shuffled")] == pytest.approx(
+        [0.25, 0.5, 0.25], abs=0.07
+    )
+    seeds = [one.seed for one in chosen if isinstance(one, Noise)]
+    assert len(set(seeds)) == len(seeds) and {one.grid for one in chosen if isinstance(one, Shuffled)} == {4}
+    assert drawn_references(config, [7], Choices.drawn(config, [7]).references) == [chosen[7]]
+
+
+WIDE = "references=black,mean,blur,noise,shuffled,own_mean,neighbours,imputed,inpainted(shrink=2)"
+
+
+@pytest.mark.parametrize("form", ["own", "universal"])
+def test_a_wide_choice_of_references(form: str, target: TargetModel, folder: Path, tmp_path: Path) -> None:
+    data, more = folder / "labels.csv", [WIDE, f"form={form}", "validation_images=2"]
+    first = train(target, data, tmp_path / "first", settings=settings(*more))
+    assert first.config.training["references"] == WIDE.partition("=")[2].split(",")
+    assert "`neighbours`, `imputed`" in (tmp_path / "first" / "explainer" / "README.md").read_text()
+    again = train(target, data, tmp_path / "again", settings=settings(*more))
+    assert records(tmp_path / "first") == records(tmp_path / "again")
+    assert all(torch.equal(value, weights(again)[name]) for name, value in weights(first).items())
+    usual = tmp_path / "usual"
+    train(target, data, usual, settings=settings(f"form={form}", "validation_images=2"))
+    assert records(usual) != records(tmp_path / "first")
+    assert train(target, data, tmp_path / "on", settings=settings(*more), start=usual / "last").config.scores
+
+
+@pytest.mark.parametrize(
+    ("reference", "line"),
+    [
+        ("neighbours", "neighbours takes patches of image files, and these data have fewer than two"),
+        ("neighbours(files=('nowhere.png',))", "nowhere.png"),
+        ("adaptive_blur", "some images have no adaptive_blur"),
+    ],
+)
+def test_a_reference_that_cannot_be_made_is_refused_first(
+    reference: str, line: str, target: TargetModel, tmp_path: Path
+) -> None:
+    pictures = [Image.new("RGB", (SIDE, SIDE), (40 * index,) * 3) for index in range(6)]
+    with pytest.raises(AhaError, match=line):
+        train(target, pictures, tmp_path / "run", settings=settings(f"references=black,{reference}"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_explained_class() -> None:
     outputs = torch.tensor([[0.1, 3.0, 2.0]] * 4)
     labels, kinds = torch.tensor([0, 0, -1, 0]), torch.tensor([0, 1, 1, 2])
@@ -397,6 +447,8 @@ def test_runs_are_neither_overwritten_nor_continued_with_other_settings(
         ("conditioning=both", "must be one of 'auto', 'head', 'embedding', not 'both'"),
         ("grids=7", "must be a list of 2 whole numbers of at least 1, not 7"),
         ("references=purple", "purple"),
+        ("references=()", "references must be at least one"),
+        ("references=3", "references must be at least one"),
     ],
 )
 def test_bad_settings_are_one_line(change: str, line: str) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import aha
 from aha.errors import SpecError
-from aha.learned.training.sampling import chosen_references
+from aha.learned.training.references import blanks_of
 from aha.metrics import Case, Sample, load_metric
+from aha.perturb.filling import filled_softly
 from aha.perturb.imputation import imputed
 from aha.perturb.references import REFERENCES, load_reference
 from fakes import SIZE, TinyCNN, randomised
@@ -208,11 +209,23 @@ def test_training_takes_them_by_image(tmp_path: Path) -> None:
     Image.new("RGB", (SIZE, SIZE), (51, 102, 153)).save(tmp_path / "a.png")
     model = aha.load_model(randomised(TinyCNN()), input_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)
     texts = ["noise", "shuffled", "imputed", "inpainted", "own_mean", f"neighbours(files=({str(tmp_path)!r},))"]
-    pixels, drawn = torch.rand(6, 3, SIZE, SIZE, generator=seeded(15)), torch.arange(6)
+    pixels = torch.rand(6, 3, SIZE, SIZE, generator=seeded(15))
     options = [load_reference(text) for text in texts]
-    found = chosen_references(model, pixels, torch.zeros(6).long(), options, drawn)
+    found = blanks_of(model, pixels, torch.zeros(6).long(), options)
     assert found.shape == pixels.shape and found.isfinite().all() and not torch.isclose(found, pixels).all()
     assert found[5, :, 0, 0].tolist() == pytest.approx([0.2, 0.4, 0.6], abs=1e-6)
+
+
+@pytest.mark.parametrize("text", FILLING)
+def test_under_soft_masks_both_sides_are_filled_from_the_other(text: str) -> None:
+    pixels = torch.rand(2, 3, SIZE, SIZE, generator=seeded(16))
+    keep = torch.rand(2, SIZE, SIZE, generator=seeded(17))
+    kinds = [load_reference(text), load_reference("black")]
+    found = filled_softly(pixels, torch.zeros_like(pixels), keep, kinds)
+    left = keep[0] >= 0.5
+    assert torch.equal(found[0][:, ~left], kinds[0].fill(pixels[:1], left[None])[0][:, ~left])
+    assert torch.equal(found[0][:, left], kinds[0].fill(pixels[:1], ~left[None])[0][:, left])
+    assert not (found[0] == pixels[0]).any() and not found[1].any()
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,11 @@ class TrainingImage:
     size: int = 0
     given: Callable[[], Any] | None = None
 
+    @property
+    def is_file(self) -> bool:
+        """Is it a file of its own, not a stretch of a shard or an image of a data set?"""
+        return self.given is None and not self.size
+
     def num_bytes(self) -> int:
         """Of its file; 0 where it has none of its own."""
         path = Path(self.file)

@@ -506,11 +506,13 @@ def model_card(config: ExplainerConfig) -> str:
     """A README that says what the explainer explains and how well."""
     scores = "\n".join(f"- {name}: {value}" for name, value in config.scores.items()) or "- not measured"
     looks = "a forward and a backward pass" if config.evidence == "backward" else "one forward pass"
+    references = ", ".join(f"`{one}`" for one in config.training.get("references", ()))
+    trained = f" Trained with the references {references}." if references else ""
     return (
         f"---\nlibrary_name: aha-attribution\ntags: [explainability, attribution]\n---\n\n"
         f"# Explainer of `{config.target}`\n\n"
         f"Amortized Hybrid Attribution: which pixels `{config.target}` (weights digest `{config.target_digest}`) "
-        f"relies on, in {looks}. Encoder: `{config.encoder}`; class conditioning: {config.conditioning}.\n\n"
+        f"relies on, in {looks}. Encoder: `{config.encoder}`; class conditioning: {config.conditioning}.{trained}\n\n"
         f"## Measured\n\n{scores}\n\n## Use\n\n```python\nimport aha\n\nmodel = aha.load_model({config.target!r})  "
         f"# the weights of the digest above; weights=FILE if others come by this name\n"
         f"aha.explain(model, 'picture.jpg', \"aha('FOLDER_OR_REPOSITORY')\")\n```\n"

@@ -23,7 +23,9 @@ from aha.learned.lapsum import soft_masks_lapsum
 from aha.learned.ordering import gumbel_noise, soft_masks_binned, soft_masks_full, standardised
 from aha.learned.regions import Regions
 from aha.models import TargetModel
+from aha.perturb.filling import filled_softly
 from aha.perturb.perturbation import blend
+from aha.perturb.references import Reference
 
 Order = Literal["binned", "full", "lapsum"]
 
@@ -103,6 +105,7 @@ def objective(
     temperature: float,
     config: ObjectiveConfig,
     generators: Sequence[torch.Generator] | None = None,
+    kinds: Sequence[Reference] = (),
 ) -> dict[str, Tensor]:
     """The loss and its named parts, each (B,): deletion, insertion, peaks, loss. Training and refinement minimise it.
 
@@ -117,9 +120,10 @@ def objective(
         temperature: of the soft order.
         config: weights.
         generators: one per image, for noise on the order; without them there is none.
+        kinds: which reference each image's is, for those that depend on what is removed.
     """
     masks = soft_masks(maps, regions, counts, temperature, config, generators)  # (B, S, K)
-    scores = perturbed_scores(model, pixels, references, classes, masks, regions)  # (B, 2, S)
+    scores = perturbed_scores(model, pixels, references, classes, masks, regions, kinds)  # (B, 2, S)
     deletion, insertion = scores.mean(dim=-1).unbind(dim=1)  # (B,) each
     loss = config.deletion * deletion - config.insertion * insertion
     if config.log and model.score.is_probability:
@@ -130,11 +134,18 @@ def objective(
 
 
 def perturbed_scores(
-    model: TargetModel, pixels: Tensor, references: Tensor, classes: Tensor, masks: Tensor, regions: Regions
+    model: TargetModel,
+    pixels: Tensor,
+    references: Tensor,
+    classes: Tensor,
+    masks: Tensor,
+    regions: Regions,
+    kinds: Sequence[Reference] = (),
 ) -> Tensor:
     """Class scores (B, 2, S) of the deletion and insertion images of soft masks (B, S, K); differentiable in these.
 
-    References are (B, C, H, W), or (R, B, C, H, W): then they take turns along the steps.
+    References are (B, C, H, W), or (R, B, C, H, W): then they take turns along the steps. `kinds` says of (B, C, H, W)
+    which each image's is, for those that depend on what is removed.
     """
     batch, steps, _ = masks.shape
     keep = torch.stack([1 - masks, masks], dim=1)  # (B, 2, S, K): deletion shows the rest, insertion the mask
@@ -142,7 +153,7 @@ def perturbed_scores(
     owners = repeat(torch.arange(batch, device=pixels.device), "b -> (b r)", r=2 * steps)
     options = references if references.dim() == 5 else references[None]
     turns = repeat(torch.arange(steps, device=pixels.device) % len(options), "s -> (b s)", b=2 * batch)
-    found = _MaskedScores.apply(rows, model, pixels, options, classes, owners, turns, regions)
+    found = _MaskedScores.apply(rows, model, pixels, options, classes, owners, turns, regions, kinds)
     return found.view(batch, 2, steps)  # type: ignore[no-any-return]
 
 
@@ -160,6 +171,7 @@ class _MaskedScores(torch.autograd.Function):
         owners: Tensor,
         turns: Tensor,
         regions: Regions,
+        kinds: Sequence[Reference],
     ) -> Tensor:
         needs_gradient = ctx.needs_input_grad[0]  # type: ignore[attr-defined]
 
@@ -167,7 +179,10 @@ class _MaskedScores(torch.autograd.Function):
             mine = owners[places]
             with torch.set_grad_enabled(needs_gradient):
                 keep = rows[places].detach().requires_grad_(needs_gradient)
-                shown = blend(pixels[mine], references[turns[places], mine], regions.spread(keep))
+                mask, blanks = regions.spread(keep), references[turns[places], mine]
+                if kinds:
+                    blanks = filled_softly(pixels[mine], blanks, mask, [kinds[owner] for owner in mine.tolist()])
+                shown = blend(pixels[mine], blanks, mask)
                 # Channels last: convolutions take a quarter less time on a CPU in half precision.
                 shown = model.to_inputs(shown).contiguous(memory_format=torch.channels_last)
                 # A backward pass takes about twice as long as the forward one.
@@ -185,7 +200,7 @@ class _MaskedScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (slopes,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grads[0][:, None] * slopes, None, None, None, None, None, None, None
+        return grads[0][:, None] * slopes, None, None, None, None, None, None, None, None
 
 
 def isolated_peaks(maps: Tensor, kernel: int) -> Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 # What is drawn: the first number after the run's own seed keeps the streams apart.
-ORDER, STEP, IMAGE, HOLD_OUT, CROP, TURN, LEVELS, LOOK = range(8)
+ORDER, STEP, IMAGE, HOLD_OUT, CROP, TURN, LEVELS, LOOK, REFERENCE = range(9)
 
 
 def generator_for(*numbers: int) -> torch.Generator:

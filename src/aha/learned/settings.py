@@ -96,7 +96,8 @@ class TrainConfig:
         classes: chances of explaining the predicted class, the label, and the runner-up.
         flip: mirror half of the images.
         crop: smallest share of an image's area that is cut out for training; 1 takes the whole.
-        references: one is drawn per image.
+        references: one is drawn per image, and a seed of its own for what is random in it; what is named twice is drawn
+            twice as often. Validation measures with all of them, each with the seed that it states.
         mix: of several models, how often each takes its turn; equally often by default.
         vary: chance that a step changes its model: another input size, coarser classes, noise on the weights.
         drop: chance that a universal explainer is shown a level of evidence as missing.
@@ -254,12 +255,19 @@ def _changed(settings: Settings, name: str, value: Any) -> Settings:
         objective = replace(training.objective, **{name: _checked(ObjectiveConfig, name, value)})
         return replace(settings, training=replace(training, objective=objective))
     if name == "references":
-        names = re.split(r",\s*(?![^()]*\))", value) if isinstance(value, str) else value
-        return replace(settings, training=replace(training, references=tuple(load_reference(n) for n in names)))
+        return replace(settings, training=replace(training, references=_references(value)))
     if name in _names(TrainConfig) and name != "objective":
         return replace(settings, training=replace(training, **{name: _checked(TrainConfig, name, value)}))
     known = sorted((_names(Design) | _names(TrainConfig) | _names(ObjectiveConfig)) - {"objective"})
     raise SpecError(f"no setting {name!r}; there are {', '.join(known)}")
+
+
+def _references(value: Any) -> tuple[Reference, ...]:
+    """References from one text with commas, or from several."""
+    names = re.split(r",\s*(?![^()]*\))", value) if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names:
+        raise SpecError(f"references must be at least one, such as black,noise,shuffled, not {value!r}")
+    return tuple(load_reference(name) for name in names)
 
 
 _MOST_STAGES = 4

@@ -1,8 +1,8 @@
 """References that follow from the pixels that are left: the holes are filled in from what surrounds them.
 
 They depend on which pixels are removed, so that they are made anew for every perturbed image (`filled` in
-`perturbation.py`). Where there is no mask to go by, at the start of integrated gradients or in training, whose masks
-are soft, they show what they show when nothing is left: the picture's mean colour.
+`perturbation.py`; `filled_softly` in training, whose masks are soft). Where there is no mask to go by, at the start of
+integrated gradients, they show what they show when nothing is left: the picture's mean colour.
 
 Shapes: pixels (R, C, H, W); keep (R, H, W), True where a pixel is left.
 """
@@ -10,6 +10,7 @@ Shapes: pixels (R, C, H, W); keep (R, H, W), True where a pixel is left.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -112,4 +113,24 @@ class Inpainted(Filling):
         return torch.where(keep[:, None], pixels, large[..., : size[0], : size[1]])
 
 
-__all__ = ["Filling", "Imputed", "Inpainted"]
+def filled_softly(pixels: Tensor, blanks: Tensor, keep: Tensor, kinds: Sequence[Reference]) -> Tensor:
+    """What stands in for each pixel under soft masks, whose gradient asks it of the pixels that are left, too.
+
+    A removed pixel follows from those that are left. A pixel that is left has nothing to be filled in; what it would be
+    is taken from the pixels that are removed, as if the two had changed sides.
+
+    Args:
+        pixels: the images (R, C, H, W).
+        blanks: what stands in for them where that does not depend on the mask, as `pixels`.
+        keep: soft keep masks (R, H, W); one half or more counts as left.
+        kinds: the reference of each row.
+    """
+    found = blanks
+    for kind in {one for one in kinds if isinstance(one, Filling)}:
+        rows = torch.tensor([one == kind for one in kinds], device=pixels.device)
+        left, found = keep[rows].detach() >= 0.5, found.clone()
+        found[rows] = torch.where(left[:, None], kind.fill(pixels[rows], ~left), kind.fill(pixels[rows], left))
+    return found
+
+
+__all__ = ["Filling", "Imputed", "Inpainted", "filled_softly"]

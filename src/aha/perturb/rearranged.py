@@ -52,8 +52,8 @@ class Shuffled(Reference):
 class Neighbours(Reference):
     """Patches of other images in place of the image's own: real, but of something else.
 
-    Without files they come from the other images of the batch. Metrics look at one image at a time, so that a number
-    cannot depend on its batch, and training draws a reference for each image: they need files.
+    Without files they come from the other images of the batch, in training from its images. Metrics look at one image
+    at a time, so that a number cannot depend on its batch: they need files.
 
     Attributes:
         files: images, or one folder of them, from which the patches come; of more than 16, so many are drawn.

@@ -35,7 +35,8 @@ from aha.learned.training.data import StepBatch, StepImages, split_samples, step
 from aha.learned.training.distributed import Engine
 from aha.learned.training.initialization import fresh_explainer, orient_evidence
 from aha.learned.training.metrics_log import METRICS, Logbook
-from aha.learned.training.sampling import Choices, chosen_references, dropped_levels, explained_classes
+from aha.learned.training.references import blanks_of, drawn_references, usable_references
+from aha.learned.training.sampling import Choices, dropped_levels, explained_classes
 from aha.learned.training.validation import grad_cam_scores, mean_scores, measurable, validation_curves
 from aha.learned.training.zoo import Zoo
 from aha.models import TargetModel, load_model, loads_its_model
@@ -117,6 +118,8 @@ class _Run:
         check_writable(out)
         samples, chosen = split_samples(data, validation, members[0], config)
         held_out = measurable(chosen, warns=engine.is_first)
+        references = usable_references(config.references, samples, members[0], config.seed)
+        config = replace(config, references=references)
         return cls(Zoo(members, samples, config), samples, held_out, config, RunFolder(out, settings), engine)
 
     def fresh_explainer(self, settings: Settings, start: str | Path | None) -> Explainer:
@@ -247,9 +250,10 @@ def training_step(
     jitter = shared if config.step_places == "jittered" else None
     counts = stratified_counts(regions.count, config.perturbations, jitter)
     pixels = target.to_pixels(inputs)
-    blanks = chosen_references(target, pixels, classes, config.references, choices.references)
-    heat = temperature(config, step)
-    return objective(target, pixels, classes, blanks, maps, regions, counts, heat, config.objective, choices.generators)
+    kinds = drawn_references(config, batch.places, choices.references)
+    blanks = blanks_of(target, pixels, classes, kinds)
+    heat, noise = temperature(config, step), choices.generators
+    return objective(target, pixels, classes, blanks, maps, regions, counts, heat, config.objective, noise, kinds)
 
 
 def drawn_looks(config: TrainConfig, step: int) -> int:

@@ -1,4 +1,4 @@
-"""What is drawn for the images of a training step: mirrored or not, which class, which reference.
+"""What is drawn for the images of a training step: mirrored or not, which class, which of the references.
 
 Each image's choices follow from the run's seed and the image's place in the run.
 """
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from aha.learned.seeds import IMAGE, LEVELS, generator_for
 from aha.learned.settings import TrainConfig
-from aha.models import TargetModel
-from aha.perturb.references import Reference
 
 
 @dataclass(frozen=True)
@@ -62,15 +60,3 @@ def explained_classes(outputs: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
     labels, kinds = labels.to(top.device), kinds.to(top.device)
     known = torch.where(labels < 0, top[:, 0], labels)
     return torch.stack([top[:, 0], known, top[:, -1]], dim=1).gather(1, kinds[:, None])[:, 0]
-
-
-def chosen_references(
-    target: TargetModel, pixels: Tensor, classes: Tensor, options: Sequence[Reference], drawn: Tensor
-) -> Tensor:
-    """Each image's reference (b, C, H, W): for image i the option `drawn[i]`."""
-    blanks = torch.empty_like(pixels)
-    for index, reference in enumerate(options):
-        rows = (drawn == index).to(pixels.device)
-        if rows.any():
-            blanks[rows] = reference(target, pixels[rows], classes[rows])
-    return blanks
