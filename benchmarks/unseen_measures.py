@@ -4,9 +4,11 @@
 
 MODEL is a spec such as `timm:resnet18`. Ins-Del with black, mean and blur, which AHA is trained on, is measured with
 10 steps; so is the symmetric relevance gain with noise, shuffled pixels, the image's own mean and inpainting. Then come
-single patches, groups of pixels and small random shares. The run is a run of `aha bench`: the same command resumes it,
-and a larger `--images` extends it. FILE.csv gets a line for each method and measure: n, mean, standard error, rank,
-and AHA's lead on the same images with its standard error. At the end: rank agreement of the measures with Ins-Del.
+single patches, groups of pixels and small random shares. `--all-measures FOLDER` adds what has to be filled in: ROAD,
+and the gain with imputed pixels and with patches of the images in FOLDER. The run is a run of `aha bench`: the same
+command resumes it, a larger `--images` extends it, and `--slow`, `--method` or `--all-measures` given later compute what
+is new alone. FILE.csv gets a line for each method and measure: n, mean, standard error, rank, and AHA's lead on the same
+images with its standard error. At the end: rank agreement of the measures with Ins-Del.
 """
 
 from __future__ import annotations
@@ -30,9 +32,15 @@ NEW = (
     "saco",
     "fidelity_bounded",
 )
+FILLED_IN = (
+    "road",
+    "srg(steps=10, references=(imputed,))",
+    "srg(steps=10, references=(neighbours(files=({folder!r},)),))",
+)
 METHODS = ("aha", "aha('universal')", "grad_cam", "lrp", "random_map", "center_map", "edge_map")
 CNN, VIT = ("layer_cam",), ("inflow",)
-SLOW = ("shapley_sampling", "rise(n=500)"), ("shapley_sampling", "tis")
+SEARCH = "search(budget=600)"  # for black, mean and blur, which it is told
+SLOW = ("shapley_sampling", "rise(n=500)", SEARCH), ("shapley_sampling", "tis", SEARCH)
 LEADER = "aha"
 FIELDS = ("model", "measure", "method", "n", "mean", "standard_error", "rank", "aha_leads_by", "lead_error")
 
@@ -46,6 +54,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--slow", action="store_true", help="methods of hundreds of passes too")
+    parser.add_argument("--all-measures", metavar="FOLDER", help="those that are filled in, too; images for patches")
     parser.add_argument("--method", action="append", default=[], help="further methods")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--engine", default="eager")
@@ -53,11 +62,12 @@ def main() -> None:
     given = parser.parse_args()
     is_vit = "vit" in given.model
     methods = (*METHODS, *(VIT if is_vit else CNN), *(SLOW[is_vit] if given.slow else ()), *given.method)
+    filled_in = [text.format(folder=given.all_measures) for text in FILLED_IN] if given.all_measures else ()
     plan = Plan(
         given.model,
         given.data,
         methods,
-        (TRAINED_ON, *NEW),
+        (TRAINED_ON, *NEW, *filled_in),
         weights=given.weights,
         precision=given.precision,
         engine=given.engine,
@@ -91,6 +101,7 @@ def table(name: str, group: Group) -> list[dict[str, str]]:
         sign = {"higher": 1, "lower": -1}.get(str(better(metric)), 0)
         if not sign or metric in ("deletion", "insertion") or metric.endswith(("headroom", "_sum")):
             continue
+        reference = "neighbours" if reference.startswith("neighbours") else reference  # not whose folder
         measure = f"{metric}, {reference}" if reference else metric
         means = {method: statistics.mean(values.values()) for method, values in by_method.items()}
         order = sorted(means, key=lambda method: -sign * means[method])
@@ -120,9 +131,9 @@ def report(rows: list[dict[str, str]]) -> None:
     base = next(measure for measure in measures if measure.startswith("ins_del"))
     print(f"| measure | {' | '.join(methods)} | agreement |\n|{'---|' * (len(methods) + 2)}")
     for measure in measures:
-        ranks = [rank[measure, method] for method in methods]
-        agreement = spearmanr(ranks, [rank[base, method] for method in methods]).statistic
-        print(f"| {measure} | {' | '.join(map(str, ranks))} | {agreement:.2f} |")
+        measured = [method for method in methods if (measure, method) in rank and (base, method) in rank]
+        agreement = spearmanr([rank[measure, m] for m in measured], [rank[base, m] for m in measured]).statistic
+        print(f"| {measure} | {' | '.join(str(rank.get((measure, m), '')) for m in methods)} | {agreement:.2f} |")
 
 
 if __name__ == "__main__":
