@@ -6,9 +6,9 @@ MODEL is a spec such as `timm:resnet18`. Ins-Del with black, mean and blur, whic
 10 steps; so is the symmetric relevance gain with noise, shuffled pixels, the image's own mean and inpainting. Then come
 single patches, groups of pixels and small random shares. `--all-measures FOLDER` adds what has to be filled in: ROAD,
 and the gain with imputed pixels and with patches of the images in FOLDER. The run is a run of `aha bench`: the same
-command resumes it, a larger `--images` extends it, and `--slow`, `--method` or `--all-measures` given later compute what
-is new alone. FILE.csv gets a line for each method and measure: n, mean, standard error, rank, and AHA's lead on the same
-images with its standard error. At the end: rank agreement of the measures with Ins-Del.
+command resumes it, a larger `--images` extends it, and `--slow`, `--method` or `--all-measures` given later compute
+what is new alone. FILE.csv gets a line for each method and measure: n, mean, standard error, rank, and AHA's lead on
+the same images with its standard error. At the end: rank agreement of the measures with Ins-Del.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from aha.auditing.run import audit
 from aha.bench.plan import Plan
 from aha.bench.recommendation.recommend import recommend
 from aha.bench.recommendation.record import Race
@@ -106,6 +107,12 @@ def raced(model: TargetModel, photos: Path, out: Path) -> Any:
     return race.rounds, race.out, [(s.method, s.n, s.mean, dict(s.checks)) for s in found.standings]
 
 
+def audited(model: TargetModel, photos: Path, out: Path) -> Any:
+    found = audit(model, f"csv:{photos / 'list.csv'}", "gradient", against="center_map", out=out, steps=2)
+    said = found.as_dict()
+    return said["parts"], said["leads"], said["failures"]
+
+
 def sharded(model: TargetModel, photos: Path, out: Path) -> Any:
     """As `aha explain --shards` does it, with a model that has no name."""
     begin(out, {"methods": ["gradient"], "seed": 0})
@@ -162,6 +169,17 @@ def states(model: TargetModel, photos: Path, tmp_path_factory: pytest.TempPathFa
             ("race.json", "spent.json", "plans.jsonl", "rows/*.jsonl"),
             lambda out: raced(model, photos, out),
         ),
+        "audit": State(
+            place / "audit",
+            (
+                "audit-settings.json",
+                "thresholds.toml",
+                "against.json",
+                "plans.jsonl",
+                *("rows/*.jsonl", "maps/*.bin", "against/rows/*.jsonl", "against/maps/*.bin"),
+            ),
+            lambda out: audited(model, photos, out),
+        ),
         "shards": State(place / "shards", ("shards.json", "*.parquet"), lambda out: sharded(model, photos, out)),
         "train": State(
             place / "train", ("run.json", "state.pt", "metrics.jsonl"), lambda out: trained(model, photos, out)
@@ -206,7 +224,7 @@ def survives(states: dict[str, tuple[State, Any]], name: str, seeds: range, tmp_
 
 
 # Of 1000; a race is expensive, since it ends with a page and a report.
-SHARES = {"explain": 200, "bench": 200, "recommend": 80, "shards": 200, "train": 120, "explorer": 200}
+SHARES = {"explain": 200, "bench": 200, "recommend": 80, "audit": 80, "shards": 200, "train": 120, "explorer": 200}
 
 
 @pytest.mark.parametrize("name", SHARES)
@@ -221,5 +239,5 @@ def test_a_sample_of_damage(name: str, states: dict[str, tuple[State, Any]], tmp
 def test_a_thousand_damages(name: str, states: dict[str, tuple[State, Any]], tmp_path: Path) -> None:
     repaired, refused = survives(states, name, range(1000, 1000 + SHARES[name]), tmp_path)
     assert repaired + refused == SHARES[name]
-    if name not in ("train", "recommend"):  # what can be computed again is never refused
+    if name not in ("train", "recommend", "audit"):  # what can be computed again is never refused
         assert refused == 0
