@@ -150,7 +150,7 @@ def test_what_cannot_be_measured_is_refused(image: Tensor) -> None:
     def flat(seed: int) -> Maps:
         return lambda model, inputs, classes: torch.zeros(len(inputs), SIZE, SIZE)
 
-    for text in ("repeatability", "answer_stability", "border_mass"):
+    for text in ("repeatability", "answer_stability", "border_mass", "text_mass"):
         with pytest.raises(MetricError, match=r"constant|no positive mass"):
             measured(text, case_of(model, image, flat))
     for text in ("repeatability(seeds=0)", "answer_stability(sigma=0.0)", "border_mass(width=0.5)"):

@@ -11,7 +11,7 @@ from aha.results.cards import BASELINES
 
 REPEATABILITY, STABILITY = "repeatability", "answer_stability"
 OTHER_CLASS, WEIGHTS = "class_sensitivity", "randomisation(stages=1)"
-BORDER = "border_mass"
+BORDER, TEXT = "border_mass", "text_mass"
 KNOWN = ("black", "mean", "blur")
 """References with which explainers are trained where nothing else is asked for."""
 UNSEEN = ("noise", "shuffled", "own_mean")
@@ -52,7 +52,7 @@ def truth_metric(images: Sequence[BenchImage]) -> str:
 def plans_of(asked: AuditRequest, batch_size: int, num_classes: int) -> list[Plan]:
     """The plans, that of the audited method first."""
     truth = (asked.truth,) if asked.truth else ()
-    own = [*_fidelity(asked), REPEATABILITY, STABILITY, WEIGHTS, BORDER, *truth]
+    own = [*_fidelity(asked), REPEATABILITY, STABILITY, WEIGHTS, BORDER, TEXT, *truth]
     if num_classes > 1:
         own.insert(-1, OTHER_CLASS)
     others = [*(name for name in BASELINES if name != asked.method), *filter(None, [search_of(asked)])]

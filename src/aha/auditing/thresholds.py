@@ -64,11 +64,12 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class Shortcuts:
-    """Mass where no evidence should be, relative to maps that know nothing."""
+    """Mass where no evidence should be: relative to maps that know nothing; of text, as a share."""
 
     outside: Ratio
     border: Ratio
     corners: Ratio
+    text: Share
 
 
 @dataclass(frozen=True)

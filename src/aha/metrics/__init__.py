@@ -29,6 +29,7 @@ from aha.metrics.localisation import (  # noqa: F401
     precision_at_k,
     region,
     segmentation,
+    text_mass,
 )
 from aha.metrics.sanity import answer_stability, class_sensitivity, randomisation, repeatability, stability  # noqa: F401
 from aha.metrics.single_parts import fidelity_bounded, saco, single_deletion  # noqa: F401

@@ -7,11 +7,11 @@ from typing import Any
 
 from aha.auditing.checks import AuditCheck, AuditPart, averaged
 from aha.auditing.evidence import AuditEvidence
-from aha.auditing.plans import BORDER
+from aha.auditing.plans import BORDER, TEXT
 
 
 def shortcuts(evidence: AuditEvidence) -> AuditPart:
-    """Mass outside boxes or masks, at the border and in the corners, relative to maps that know nothing."""
+    """Mass outside boxes or masks, at the border, in the corners and on text-like places."""
     limits, shipped = evidence.thresholds.shortcuts, evidence.shipped.shortcuts
     places = (("border", "border_mass", "the outer tenth of the image"), ("corners", "corner_mass", "the four corners"))
     return AuditPart(
@@ -31,11 +31,35 @@ def shortcuts(evidence: AuditEvidence) -> AuditPart:
                 )
                 for name, column, where in places
             ),
+            averaged(
+                evidence.values("text_mass", TEXT),
+                evidence.reasons(TEXT),
+                name="text",
+                meaning="share of the mass on text-like places",
+                side="most",
+                limit=limits.text,
+                shipped=shipped.text,
+            ),
         ],
         (
-            "Text and marks inside the image are not looked for. Data with masks of what may count as evidence answer "
+            _text_found(evidence),
+            "Other marks inside the image are not looked for. Data with masks of what may count as evidence answer "
             "that, since all other mass is then outside.",
         ),
+    )
+
+
+def _text_found(evidence: AuditEvidence) -> str:
+    """On how many images there are text-like places, and what the map makes of them there."""
+    shares, masses = (evidence.values(column, TEXT) for column in ("text_share", "text_mass"))
+    own = [name for name, share in shares.items() if share]
+    limits = "Only printed words with clear contrast are looked for."
+    if not own:
+        return f"No text-like places were found on {len(shares)} images. {limits}"
+    share, mass = (100 * fmean(values[name] for name in own) for values in (shares, masses))
+    return (
+        f"Text-like places were found on {len(own)} of {len(shares)} images: {share:.1f} % of their area, with "
+        f"{mass:.1f} % of the mass. {limits}"
     )
 
 
