@@ -29,7 +29,7 @@ import aha
 from aha.data.images import read_image
 from aha.data.labelled import find_labelled
 from aha.learned.explainer import Explainer
-from aha.learned.refinement import RefinementConfig, Refining, refine_until_settled
+from aha.learned.refinement import RefinementConfig, Refining
 from aha.learned.training.validation import hard_scores
 from aha.perturb.references import load_reference
 
@@ -84,13 +84,10 @@ def main() -> None:
         if explainer is not None and any(name.startswith("aha T") for name in wanted):
             refining = Refining.start(explainer, target, inputs, classes, config)
             for taken in range(args.refine + 1):
-                if taken:
-                    refining.step()
-                found[f"aha T={taken}"] = refining.maps(), taken
+                found[f"aha T={taken}"] = refining.after(1 if taken else 0), taken
         if explainer is not None and "aha auto" in wanted:
-            maps, took = refine_until_settled(
-                explainer, target, inputs, classes, args.auto, config, improvement=args.improvement
-            )
+            refining = Refining.start(explainer, target, inputs, classes, config)
+            maps, took = refining.until_settled(args.auto, improvement=args.improvement)
             found["aha auto"] = maps, int(took[0])
         for method in args.method:
             if method in wanted:
