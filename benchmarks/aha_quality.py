@@ -30,7 +30,7 @@ from aha.data.images import read_image
 from aha.data.labelled import find_labelled
 from aha.learned.explainer import Explainer
 from aha.learned.refinement import RefinementConfig, Refining
-from aha.learned.training.validation import hard_scores
+from aha.learned.training.validation import areas, hard_curves
 from aha.perturb.references import load_reference
 
 SUMMARY = ("model", "steps", "map", "n", "deletion", "insertion", "ins_del", "against")
@@ -94,7 +94,8 @@ def main() -> None:
                 found[method] = aha.explain(target, inputs, method, target=int(classes[0])).maps, 0
         for name in wanted:
             maps, taken = found[name]
-            scores = hard_scores(target, inputs, classes, maps.to(target.device), references, args.steps)
+            curves = hard_curves(target, inputs, classes, maps.to(target.device), references, args.steps)
+            scores = areas(curves, maps[0].numel())
             append(args.out, [path.name, name, *(f"{float(v[0]):.5f}" for v in scores.values()), taken])
     rows = read(args.out)
     report(rows, names, args.against)
