@@ -27,7 +27,7 @@ from aha.errors import ImageError
 from aha.models import TargetModel
 from aha.models.loading.preprocessing import Geometry
 from aha.web.cache import Cache
-from aha.web.payloads import PictureRecord, Window
+from aha.web.payloads import PictureRecord
 from aha.web.reading import HERE, Asker, Readers
 
 MAX_UPLOAD = 32 * 2**20
@@ -211,7 +211,7 @@ def model_view(inputs: Tensor, model: TargetModel) -> Tensor:
         return model.to_pixels(inputs)[0]
 
 
-def seen_window(geometry: Geometry) -> Window:
+def seen_window(geometry: Geometry) -> dict[str, float]:
     """The part of a picture that the model sees, in shares of its sides; beyond 0 and 1 where it is padded."""
     (height, width), (top, left, bottom, right) = geometry.original, geometry.box
     return {"top": top / height, "left": left / width, "bottom": bottom / height, "right": right / width}

@@ -56,7 +56,7 @@ def ask_refinement(
             method = replace(base, refine=step)
             own = map_key(bench, served, picture, method, target)
             if bench.store.find("results", own) is None:
-                put_map(bench, served, picture, method, target, values, score=score, seconds=seconds)
+                put_map(bench, served, picture, own, method, target, chosen.class_name(target), values, score, seconds)
             # The map can be looked at while it is being measured, which takes longer than the step itself.
             found_so_far: RefinementStep = {"step": step, "map": own, "curves": None, "loss": float(losses[0])}
             job.parts.append(found_so_far)
