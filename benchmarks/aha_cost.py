@@ -27,7 +27,7 @@ import torch
 import aha
 from aha.learned.explainer import Explainer
 from aha.learned.ordering import soft_masks_binned, soft_masks_full, standardised
-from aha.learned.refinement import RefinementConfig, refine
+from aha.learned.refinement import RefinementConfig, Refining
 from aha.learned.regions import stratified_counts
 from aha.learned.settings import Design, TrainConfig
 from aha.learned.training.data import StepBatch
@@ -110,7 +110,7 @@ def learned(spec: str, pretrained: bool, rounds: int, size: int) -> None:
         explainer.maps(target, inputs, classes)
 
     def refined() -> None:
-        refine(explainer, target, inputs, classes, 3, refinement)
+        Refining.start(explainer, target, inputs, classes, refinement).after(3)
 
     def bare_refined() -> None:
         bare_passes(target, inputs, size * (1 + 3 * refinement.cost))

@@ -29,8 +29,8 @@ import aha
 from aha.data.images import read_image
 from aha.data.labelled import find_labelled
 from aha.learned.explainer import Explainer
-from aha.learned.refinement import RefinementConfig, Refining, refine_until_settled
-from aha.learned.training.validation import hard_scores
+from aha.learned.refinement import RefinementConfig, Refining
+from aha.learned.training.validation import areas, hard_curves
 from aha.perturb.references import load_reference
 
 SUMMARY = ("model", "steps", "map", "n", "deletion", "insertion", "ins_del", "against")
@@ -84,20 +84,18 @@ def main() -> None:
         if explainer is not None and any(name.startswith("aha T") for name in wanted):
             refining = Refining.start(explainer, target, inputs, classes, config)
             for taken in range(args.refine + 1):
-                if taken:
-                    refining.step()
-                found[f"aha T={taken}"] = refining.maps(), taken
+                found[f"aha T={taken}"] = refining.after(1 if taken else 0), taken
         if explainer is not None and "aha auto" in wanted:
-            maps, took = refine_until_settled(
-                explainer, target, inputs, classes, args.auto, config, improvement=args.improvement
-            )
+            refining = Refining.start(explainer, target, inputs, classes, config)
+            maps, took = refining.until_settled(args.auto, improvement=args.improvement)
             found["aha auto"] = maps, int(took[0])
         for method in args.method:
             if method in wanted:
                 found[method] = aha.explain(target, inputs, method, target=int(classes[0])).maps, 0
         for name in wanted:
             maps, taken = found[name]
-            scores = hard_scores(target, inputs, classes, maps.to(target.device), references, args.steps)
+            curves = hard_curves(target, inputs, classes, maps.to(target.device), references, args.steps)
+            scores = areas(curves, maps[0].numel())
             append(args.out, [path.name, name, *(f"{float(v[0]):.5f}" for v in scores.values()), taken])
     rows = read(args.out)
     report(rows, names, args.against)

@@ -33,7 +33,7 @@ from torch import Tensor
 import aha
 from aha.data.images import read_image
 from aha.learned.explainer import Explainer
-from aha.learned.refinement import RefinementConfig, refined_maps
+from aha.learned.refinement import RefinementConfig, Refining
 from aha.models import TargetModel, load_model
 
 SUNGLASSES = 837
@@ -82,9 +82,9 @@ def main() -> None:
             [
                 on_the_tag(maps, masks[part])
                 for part in torch.arange(len(inputs)).split(8)
-                for maps, _ in refined_maps(
-                    explainer, source, inputs[part], classes[part], args.refine, config, response_model=tricked
-                )
+                for maps, _ in Refining.start(
+                    explainer, source, inputs[part], classes[part], config, response_model=tricked
+                ).course(args.refine)
             ]
         ).view(-1, args.refine + 1, 2)
         for index, share in enumerate(("mass", "top")):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import cache
@@ -84,8 +84,7 @@ def _model_names(source: str) -> list[str]:
 def methods(model: str | None = None) -> list[Entry]:
     """All methods, or those that work on a model; its weights do not matter for that and are not fetched."""
     if model is None:
-        known = _registry("method")
-        return [_describe_method(known[name]) for name in known]
+        return _all("method", _describe_method)
     from aha.methods import METHODS, list_methods
     from aha.models import load_model
 
@@ -94,71 +93,44 @@ def methods(model: str | None = None) -> list[Entry]:
 
 def metrics() -> list[Entry]:
     """All metrics."""
-    known = _registry("metric")
-    found = [known[name] for name in known]
-    return [
-        Entry(
-            cls.name,
-            "metric",
-            sorted(cls.needs),
-            summary=first_line(cls),
-            details={
-                "citation": cls.citation,
-                "columns": dict(cls.columns),
-                "parameters": {parameter.name: _default(parameter) for parameter in fields(cls)},
-                "usage": _usage(fields(cls)),
-            },
-        )
-        for cls in found
-    ]
+
+    def described(cls: Any) -> Entry:
+        details = {"citation": cls.citation, "columns": dict(cls.columns), **_parameters(cls)}
+        return Entry(cls.name, "metric", sorted(cls.needs), first_line(cls), details)
+
+    return _all("metric", described)
 
 
 def protocols() -> list[Entry]:
     """All named protocols, with every choice in full."""
-    known = _registry("protocol")
-    found = [known[name] for name in known]
-    return [
-        Entry(
-            protocol.name,
-            "protocol",
-            sorted({need for metric in protocol.metrics for need in metric.needs}),
-            protocol.note,
-            {"metrics": [metric.in_full() for metric in protocol.metrics]},
-        )
-        for protocol in found
-    ]
+
+    def described(protocol: Any) -> Entry:
+        needs = sorted({need for metric in protocol.metrics for need in metric.needs})
+        in_full = {"metrics": [metric.in_full() for metric in protocol.metrics]}
+        return Entry(protocol.name, "protocol", needs, protocol.note, in_full)
+
+    return _all("protocol", described)
 
 
 def references() -> list[Entry]:
     """All references: what stands in for removed pixels."""
-    known = _registry("reference")
-    return [
-        Entry(
-            cls.name,
-            "reference",
-            summary=first_line(cls),
-            details={
-                "parameters": {parameter.name: _default(parameter) for parameter in fields(cls)},
-                "usage": _usage(fields(cls)),
-            },
-        )
-        for cls in (known[name] for name in known)
-    ]
+    return _all("reference", lambda cls: Entry(cls.name, "reference", [], first_line(cls), _parameters(cls)))
 
 
 def scores() -> list[Entry]:
     """All scores."""
-    known = _registry("score")
-    found = [known[name] for name in known]
-    return [
-        Entry(
-            score.name,
-            "probability" if score.is_probability else "value",
-            summary=first_line(score.function),
-            details={"differentiated": score.raw or score.name},
-        )
-        for score in found
-    ]
+
+    def described(score: Any) -> Entry:
+        gives = "probability" if score.is_probability else "value"
+        details = {"differentiated": score.raw or score.name}
+        return Entry(score.name, gives, [], first_line(score.function), details)
+
+    return _all("score", described)
+
+
+def _all(kind: Kind, described: Callable[[Any], Entry]) -> list[Entry]:
+    known = _registry(kind)
+    return [described(known[name]) for name in known]
 
 
 def matches(name: str, pattern: str | None) -> bool:
@@ -199,20 +171,14 @@ def cost_of(name: str) -> str:
 
 def _describe_method(cls: Any) -> Entry:
     idea = _noted("ideas.csv").get(cls.name, {}).get("idea")
-    parameters = fields(cls)
-    return Entry(
-        cls.name,
-        cls.family,
-        sorted(cls.required),
-        summary=idea or first_line(cls),
-        details={
-            "citation": cls.citation,
-            "cost": cost_of(cls.name),
-            "parameters": {parameter.name: _default(parameter) for parameter in parameters},
-            "required": [parameter.name for parameter in parameters if _is_required(parameter)],
-            "usage": _usage(parameters),
-        },
-    )
+    required = [parameter.name for parameter in fields(cls) if _is_required(parameter)]
+    details = {"citation": cls.citation, "cost": cost_of(cls.name), "required": required, **_parameters(cls)}
+    return Entry(cls.name, cls.family, sorted(cls.required), idea or first_line(cls), details)
+
+
+def _parameters(cls: Any) -> dict[str, Any]:
+    """The parameters with their defaults, and how they are typed."""
+    return {"parameters": {own.name: _default(own) for own in fields(cls)}, "usage": _usage(fields(cls))}
 
 
 def _usage(parameters: Iterable[Field[Any]]) -> str:

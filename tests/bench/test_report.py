@@ -21,7 +21,7 @@ from aha.bench import Plan, compare_runs, merge_runs, read_run, run, write_repor
 from aha.bench.estimate import estimate
 from aha.bench.papers import PAPERS, paper_plans, printed_beside, printed_values
 from aha.bench.plan import FEW
-from aha.bench.reporting.compare import as_markdown
+from aha.bench.reporting.compare import as_text
 from aha.bench.reporting.exports import write_tables
 from aha.bench.reporting.significance import holm, paired_p
 from aha.bench.reporting.tables import by_class, by_confidence, differences, headline, summary_tables
@@ -190,7 +190,7 @@ def test_compare_and_merge(plan: Plan, tmp_path: Path) -> None:
     run(plan, tmp_path / "b", model=tiny_model())
     found = compare_runs(tmp_path / "a", tmp_path / "b")
     assert {row.method for row in found} == {"gradient"} and all(row.difference == 0 and row.n == 6 for row in found)
-    assert {row.verdict for row in found} == {"same"} and "gradient" in as_markdown(found)
+    assert {row.verdict for row in found} == {"same"} and "gradient" in as_text(found)
     run(replace(plan, methods=("random_map",), seed=5), tmp_path / "c", model=tiny_model())
     other = compare_runs(tmp_path / "b", tmp_path / "c")
     assert {row.method for row in other} == {"random_map"} and any(row.difference != 0 for row in other)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
 import aha
 from aha.learned import quality
-from aha.learned.quality import FEATURES, Quality, fitted, predicted, quality_features
+from aha.learned.quality import FEATURES, Quality, QualityHead, predicted, quality_features
 from aha.methods import aha as aha_method
 from aha.models import load_model
 from fakes import TinyCNN, randomised
 
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "fit_quality.py"
+if not BENCHMARK.is_file():
+    pytest.skip("the benchmarks are part of the source tree, not of the package", allow_module_level=True)
+fitted: Callable[..., QualityHead] = runpy.run_path(str(BENCHMARK))["fitted"]
 STATED = {"input_size": 64, "mean": [0.5] * 3, "std": [0.5] * 3}
 
 

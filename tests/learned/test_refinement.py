@@ -8,7 +8,7 @@ from colour_world import ColourNet, square_image
 from torch import Tensor
 
 from aha.learned.explainer import Explainer
-from aha.learned.refinement import RefinementConfig, Refining, refine, refine_until_settled, refined_maps
+from aha.learned.refinement import RefinementConfig, Refining
 from aha.learned.settings import Design
 from aha.models import TargetModel, load_model
 from fakes import changes, snapshot, surroundings
@@ -34,8 +34,12 @@ def case(target: TargetModel) -> tuple[Tensor, Tensor]:
     return inputs, torch.arange(5)
 
 
+def refined(explainer: Explainer, target: TargetModel, case: tuple[Tensor, Tensor], rounds: int) -> Tensor:
+    return Refining.start(explainer, target, *case, CONFIG).after(rounds)
+
+
 def test_the_soft_loss_falls(explainer: Explainer, target: TargetModel, case: tuple[Tensor, Tensor]) -> None:
-    losses = torch.stack([loss for _, loss in refined_maps(explainer, target, *case, 5, CONFIG)])
+    losses = torch.stack([loss for _, loss in Refining.start(explainer, target, *case, CONFIG).course(5)])
     assert losses.shape == (6, 5)
     assert float(losses[-1].mean()) < float(losses[0].mean()) - 0.05
     assert int((losses[-1] < losses[0]).sum()) >= 4
@@ -44,8 +48,9 @@ def test_the_soft_loss_falls(explainer: Explainer, target: TargetModel, case: tu
 def test_a_batch_is_its_images_one_by_one(
     explainer: Explainer, target: TargetModel, case: tuple[Tensor, Tensor]
 ) -> None:
-    together = refine(explainer, target, *case, 3, CONFIG)
-    alone = torch.cat([refine(explainer, target, case[0][i : i + 1], case[1][i : i + 1], 3, CONFIG) for i in range(5)])
+    together = refined(explainer, target, case, 3)
+    each = [(case[0][i : i + 1], case[1][i : i + 1]) for i in range(5)]
+    alone = torch.cat([refined(explainer, target, one, 3) for one in each])
     moved = (together - explainer.maps(target, *case)).abs().amax(dim=(1, 2))
     assert bool(((together - alone).abs().amax(dim=(1, 2)) < 0.01 * moved).all())
 
@@ -54,26 +59,26 @@ def test_it_repeats_itself_and_leaves_no_trace(
     explainer: Explainer, target: TargetModel, case: tuple[Tensor, Tensor]
 ) -> None:
     before = (snapshot(target.module), snapshot(explainer), surroundings(), case[0].clone())
-    first = refine(explainer, target, *case, 2, CONFIG)
+    first = refined(explainer, target, case, 2)
     torch.manual_seed(99)
     again = surroundings()
-    assert torch.equal(refine(explainer, target, *case, 2, CONFIG), first)
+    assert torch.equal(refined(explainer, target, case, 2), first)
     assert not changes(again, surroundings())
     assert not changes(before[0], snapshot(target.module)) and not changes(before[1], snapshot(explainer))
     assert torch.equal(before[3], case[0])
     with torch.inference_mode():
-        assert torch.equal(refine(explainer, target, *case, 2, CONFIG), first)
+        assert torch.equal(refined(explainer, target, case, 2), first)
 
 
 def test_no_steps_give_the_map_of_one_pass(
     explainer: Explainer, target: TargetModel, case: tuple[Tensor, Tensor]
 ) -> None:
-    assert torch.allclose(refine(explainer, target, *case, 0, CONFIG), explainer.maps(target, *case), atol=1e-5)
+    assert torch.allclose(refined(explainer, target, case, 0), explainer.maps(target, *case), atol=1e-5)
 
 
 def test_steps_cost_what_they_say(explainer: Explainer, target: TargetModel, case: tuple[Tensor, Tensor]) -> None:
     target.passes.clear()
-    refine(explainer, target, *case, 3, CONFIG)
+    refined(explainer, target, case, 3)
     assert target.passes["forward"] == 5 * (1 + 3 * CONFIG.cost)  # features and evidence once, then perturbed images
     assert target.passes["backward"] == 5 * (1 + 3 * CONFIG.cost)
 
@@ -93,14 +98,15 @@ def test_another_model_pulls_the_maps_towards_itself(explainer: Explainer, targe
         return float((maps[0, 20:28, 20:28].mean() - maps[0, 4:12, 4:12].mean()) / maps.std())
 
     start = explainer.maps(target, inputs, zero)
-    assert lead(refine(explainer, target, inputs, zero, 8, CONFIG, response_model=swapped)) > lead(start) + 0.5
+    refining = Refining.start(explainer, target, inputs, zero, CONFIG, response_model=swapped)
+    assert lead(refining.after(8)) > lead(start) + 0.5
 
 
 def test_auto_stops_when_it_is_done(explainer: Explainer, target: TargetModel, case: tuple[Tensor, Tensor]) -> None:
-    maps, taken = refine_until_settled(explainer, target, *case, 6, CONFIG, improvement=0.02)
+    maps, taken = Refining.start(explainer, target, *case, CONFIG).until_settled(6, improvement=0.02)
     assert maps.shape == (5, 32, 32) and int(taken.min()) >= 1 and int(taken.max()) <= 6
     assert len(taken.unique()) > 1, "these images differ: some are done earlier"
-    _, never = refine_until_settled(explainer, target, *case, 4, CONFIG, improvement=10.0)
+    _, never = Refining.start(explainer, target, *case, CONFIG).until_settled(4, improvement=10.0)
     assert never.tolist() == [1] * 5
 
 

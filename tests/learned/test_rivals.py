@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aha.learned.explainer import Explainer, against_rivals
-from aha.learned.refinement import refine
+from aha.learned.refinement import Refining
 from aha.learned.settings import Design
 from aha.models import load_model
 from fakes import SIZE, TinyCNN, randomised
@@ -49,5 +49,5 @@ def test_rivals_change_where_the_evidence_is(images: Tensor, tmp_path: Path) -> 
     assert not torch.allclose(maps, alone.maps(target, images, classes), atol=1e-3)
     kept = Explainer.from_pretrained(against.save_pretrained(tmp_path / "e"))
     torch.testing.assert_close(kept.maps(target, images, classes), maps)
-    refined = refine(against, target, images, classes, 0)
+    refined = Refining.start(against, target, images, classes).after(0)
     torch.testing.assert_close(refined, maps, atol=1e-5, rtol=1e-4)

@@ -15,7 +15,7 @@ from aha.data.images import read_image
 from aha.demo import MODEL, photographs
 from aha.learned.explainer import Explainer
 from aha.learned.library import SHIPPED, UNIVERSAL, explainer_of
-from aha.learned.training.validation import hard_scores
+from aha.learned.training.validation import areas, hard_curves
 from aha.models import TargetModel, load_model
 from aha.perturb.references import Black, Blur
 
@@ -71,5 +71,6 @@ def test_its_maps_are_more_faithful_than_grad_cam(model: TargetModel) -> None:
     scores = {}
     for method in ("aha", "aha(refine=2, steps=4)", "grad_cam"):
         maps = aha.explain(model, inputs, method).maps
-        scores[method] = float(hard_scores(model, inputs, classes, maps, [Black(), Blur()], 6)["ins_del"].mean())
+        curves = hard_curves(model, inputs, classes, maps, [Black(), Blur()], 6)
+        scores[method] = float(areas(curves, maps[0].numel())["ins_del"].mean())
     assert scores["aha(refine=2, steps=4)"] > scores["aha"] > scores["grad_cam"]

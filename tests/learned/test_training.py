@@ -31,7 +31,7 @@ from aha.learned.training.loop import TrainingError, learning_rate, temperature,
 from aha.learned.training.metrics_log import Logbook
 from aha.learned.training.references import drawn_references
 from aha.learned.training.sampling import Choices, explained_classes
-from aha.learned.training.validation import hard_scores
+from aha.learned.training.validation import areas, hard_curves
 from aha.models import TargetModel, load_model
 from aha.perturb.rearranged import Shuffled
 from aha.perturb.references import Black, Mean, Noise
@@ -69,7 +69,7 @@ def test_it_learns_where_the_evidence_is_also_for_classes_it_never_saw(
 
     def scores(chosen: Explainer) -> float:
         maps = chosen.maps(target, inputs, classes)
-        return float(hard_scores(target, inputs, classes, maps, [Black()], 8)["ins_del"].mean())
+        return float(areas(hard_curves(target, inputs, classes, maps, [Black()], 8), 32 * 32)["ins_del"].mean())
 
     def hits(chosen: Explainer) -> int:
         """On how many images does the square stand out from the rest by a deviation of the map?"""
@@ -322,7 +322,7 @@ def test_the_explained_class() -> None:
 def test_validation_measures_what_the_metrics_measure(target: TargetModel) -> None:
     pixels = torch.stack([square_image(c, c)[0] for c in range(3)])
     inputs, classes, maps = target.to_inputs(pixels), torch.arange(3), torch.rand(3, 32, 32)
-    found = hard_scores(target, inputs, classes, maps, [Black(), Mean()], 7)
+    found = areas(hard_curves(target, inputs, classes, maps, [Black(), Mean()], 7), 32 * 32)
     for name, values in found.items():
         metric = f"{name}(steps=7, references=(black, mean))"
         scores = aha.evaluate(target, inputs, maps, metric, target=[[c] for c in range(3)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -15,7 +16,6 @@ from aha.errors import SpecError
 from aha.metrics import load_metric
 from aha.metrics.curves.adaptive import (
     FINEST,
-    estimated_error,
     filled_in,
     first_places,
     further_places,
@@ -41,7 +41,7 @@ def adapted(
         found = [errors(own, curve[own]) for own, curve in zip(places, curves, strict=True)]
         further = further_places(places, found, tolerance)
         if not any(further):
-            return places, estimated_error(found)
+            return places, math.hypot(*(error for own in found for error in own)) / len(found)
         assert all(set(new).isdisjoint(own) for new, own in zip(further, places, strict=True))
         places = [sorted({*own, *new}) for own, new in zip(places, further, strict=True)]
 

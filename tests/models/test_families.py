@@ -26,7 +26,7 @@ from aha.learned.explainer import Explainer
 from aha.learned.library import remember
 from aha.learned.settings import Design
 from aha.methods import METHODS, Method, check_fit, load_method
-from aha.methods.cam.grad_cam import features_and_gradients
+from aha.methods.cam.base import features_and_gradients
 from aha.models import TargetModel, load_model
 from fakes import changes, snapshot, surroundings
 from families import CLASSES, TIMM, awake, built

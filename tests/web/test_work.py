@@ -24,6 +24,7 @@ from aha.api import explain
 from aha.core.disk import result_key
 from aha.errors import AhaError
 from aha.learned.explainer import Explainer
+from aha.learned.refinement import Refining
 from aha.methods import load_method
 from aha.models import TargetModel, load_model
 from aha.web.cache import Cache, Gone
@@ -345,7 +346,7 @@ def test_what_a_method_costs_is_learned(client: TestClient, bench: Workbench, pi
 
 
 def test_refinement_tells_each_step_as_it_comes(shown_bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, original = threading.Event(), refinement.refined_maps
+    gate, original = threading.Event(), Refining.course
 
     def held(*args: Any, **options: Any) -> Iterator[Any]:
         for step, found in enumerate(original(*args, **options)):
@@ -353,7 +354,7 @@ def test_refinement_tells_each_step_as_it_comes(shown_bench: Workbench, monkeypa
                 gate.wait(60)
             yield found
 
-    monkeypatch.setattr(refinement, "refined_maps", held)
+    monkeypatch.setattr(Refining, "course", held)
     key = shown_bench.pictures.add(png(8), "a.png")["key"]
     state = refinement.ask_refinement(shown_bench, "x", key, MODEL, 3, rounds=3)
     job = shown_bench.jobs.get(state["key"])

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from aha.bench.plan import FEW
-from aha.bench.records import Cell
 from aha.bench.runner import BenchRun, Step
-from aha.core.store import encode
+from aha.bench.store import MAPS, ROWS, RunStore, read_cells
 from aha.errors import AhaError
 
 
@@ -42,32 +38,8 @@ class Estimate:
     failures: list[str] = field(default_factory=list)
 
 
-class _SizeCounter:
-    """Counts the bytes of what it is given instead of writing it."""
-
-    def __init__(self) -> None:
-        self.bytes = self.kept = 0
-        self.cells: list[Cell] = []
-
-    def add(self, cells: Sequence[Cell]) -> None:
-        """Counts lines."""
-        self.cells += cells
-        self.bytes += sum(len(encode(cell)) for cell in cells)
-
-    def keep_map(self, values: NDArray[np.float32], precision: str) -> None:
-        """Counts a map."""
-        self.kept += values.size * np.dtype(precision).itemsize
-
-    def keep_picture(self, picture: Image.Image) -> None:
-        """Counts a picture, roughly as JPEG."""
-        self.kept += picture.width * picture.height // 4
-
-    def sync(self) -> None:
-        """Nothing to make sure of."""
-
-
-def estimate(run: BenchRun, tries: int = 1) -> Estimate:
-    """Scores one image with everything that the plan asks for, writes nothing, and multiplies.
+def estimate(run: BenchRun) -> Estimate:
+    """Scores one image with everything that the plan asks for, into a folder that is dropped, and multiplies.
 
     Images that are not classified correctly cost up to twice as much where both kinds of target are asked for.
     """
@@ -75,33 +47,34 @@ def estimate(run: BenchRun, tries: int = 1) -> Estimate:
     found = Estimate(run.num_images, pending)
     if not pending:
         return found
-    model, counter = run.model, _SizeCounter()
-    started = time.perf_counter()
-    clock = {"last": started}
+    image = next(run.pending_images(), None)
+    if image is None:  # mosaics, of which it only shows now that all are done
+        return replace(found, cells=0)
+    model = run.model
+    with suppress(AhaError, OSError):  # unreadable: the run will say so
+        model.outputs(run.inputs_of(image)[None])  # the first pass of a process takes longer than the others
+    before, started = model.passes.copy(), time.perf_counter()
+    last = started
 
     def on_step(step: Step) -> None:
+        nonlocal last
         now = time.perf_counter()
-        found.by_method[step.method] = found.by_method.get(step.method, 0.0) + now - clock["last"]
-        clock["last"] = now
+        found.by_method[step.method] = found.by_method.get(step.method, 0.0) + now - last
+        last = now
 
-    images = run.pending_images()
-    first = [image for image, _ in zip(images, range(tries), strict=False)]
-    if not first:  # mosaics, of which it only shows now that all are done
-        return replace(found, cells=0)
-    with suppress(AhaError, OSError):  # unreadable: the run will say so
-        model.outputs(run.inputs_of(first[0])[None])  # the first pass of a process takes longer than the others
-    before = model.passes.copy()
-    started = clock["last"] = time.perf_counter()
-    run.feed(counter, iter(first), on_step)
-    seconds = time.perf_counter() - started
-    factor = pending / max(1, len(counter.cells))
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        with RunStore(folder) as store:
+            run.feed(store, iter([image]), on_step)
+            seconds = time.perf_counter() - started
+        cells = read_cells(folder)
+        rows, kept = (sum(file.stat().st_size for file in (folder / part).glob("*")) for part in (ROWS, MAPS))
+    factor = pending / max(1, len(cells))
     return replace(
         found,
         forward=(model.passes["forward"] - before["forward"]) * factor,
         backward=(model.passes["backward"] - before["backward"]) * factor,
-        bytes=counter.bytes * factor
-        + counter.kept * (min(factor, FEW / len(first)) if run.plan.maps == "few" else factor),
+        bytes=rows * factor + kept * (min(factor, FEW) if run.plan.maps == "few" else factor),
         seconds=seconds * factor,
-        by_method={method: spent / len(first) for method, spent in found.by_method.items()},
-        failures=[f"{c['method']}: {reason}" for c in counter.cells for _, reason in c["failures"]],
+        failures=[f"{cell['method']}: {reason}" for cell in cells for _, reason in cell["failures"]],
     )

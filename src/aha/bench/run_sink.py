@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 from torchvision.transforms.functional import to_pil_image
 
 from aha.bench.plan import KeepMaps
 from aha.bench.records import Cell, Curve, Found, MapPlace, PicturePlace
+from aha.bench.store import RunStore
 from aha.bench.work_units import Cells
 from aha.data.datasets import BenchImage
 from aha.evaluation.map_sources import MapSource
@@ -25,22 +23,6 @@ from aha.metrics.protocols import Protocol as Metrics
 from aha.results.score_table import CurveRow, Failure, Scores
 
 _CURVE_POINTS = 57  # of 225; what a figure shows of a curve
-
-
-class CellWriter(Protocol):
-    """Where cells, maps and pictures go."""
-
-    def add(self, cells: Sequence[Cell]) -> None:
-        """Takes finished cells."""
-
-    def keep_map(self, values: NDArray[np.float32], precision: str) -> MapPlace | None:
-        """Takes a map and says where it is, if it is kept."""
-
-    def keep_picture(self, picture: Image.Image) -> PicturePlace | None:
-        """Takes a picture and says where it is, if it is kept."""
-
-    def sync(self) -> None:
-        """Makes sure of what was taken."""
 
 
 @dataclass
@@ -57,7 +39,7 @@ class RunSink:
     """
 
     cells: Cells
-    writer: CellWriter
+    writer: RunStore
     deliver: Callable[[list[Cell]], None]
     maps: KeepMaps
     shown: set[str]

@@ -19,7 +19,7 @@ from aha.api import Asked
 from aha.bench.inputs import Inputs
 from aha.bench.plan import FEW, Plan, Work, check_plan, fitted
 from aha.bench.records import Cell, PlanEntry, RunSettings
-from aha.bench.run_sink import CellWriter, RunSink
+from aha.bench.run_sink import RunSink
 from aha.bench.store import RunStore, current_keys, other_setting, read_plans_of
 from aha.bench.work_units import Cells, Measured
 from aha.core.disk import check_writable, result_key, versions
@@ -140,7 +140,7 @@ class BenchRun:
             finally:
                 self._note_engine()
 
-    def feed(self, writer: CellWriter, images: Iterator[BenchImage], on_step: Callable[[Step], None]) -> None:
+    def feed(self, writer: RunStore, images: Iterator[BenchImage], on_step: Callable[[Step], None]) -> None:
         """Computes the missing cells of the images."""
         synced = time.monotonic()
 

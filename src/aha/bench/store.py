@@ -10,7 +10,6 @@ A cell is one image, method, protocol and kind of target. Its line is written wh
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from PIL import Image
 
 from aha.bench.records import Cell, MapPlace, PicturePlace, PlanEntry
 from aha.core.disk import result_key
-from aha.core.pictures import read_image
+from aha.core.pictures import encoded, read_image
 from aha.core.store import Line, Packs, Store, Stretch, latest_keys, sound_lines
 from aha.errors import OutputError
 
@@ -61,9 +60,7 @@ class RunStore(Store):
 
     def keep_picture(self, picture: Image.Image) -> PicturePlace:
         """Stores a picture and returns where."""
-        buffer = io.BytesIO()
-        picture.save(buffer, format="JPEG", quality=_QUALITY)
-        return self.pack(buffer.getvalue())
+        return self.pack(encoded(picture, "JPEG", quality=_QUALITY))
 
 
 # Cells

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,39 +28,19 @@ class Kind(StrEnum):
     SCORES = "scores"
 
 
-def _needs(entry: Entry) -> str:
-    return ", ".join(entry.needs)
-
-
-_COLUMNS: dict[Kind, dict[str, Callable[[Entry], str]]] = {
+# Kind -> what stands over each column, and what stands in it.
+_COLUMNS = {
     Kind.METHODS: {
-        "name": lambda entry: entry.name,
-        "passes": lambda entry: entry.details["cost"],
-        "what it does": lambda entry: entry.summary,
-        "needs": _needs,
-        "parameters": lambda entry: entry.details["usage"],
+        "name": "name",
+        "passes": "cost",
+        "what it does": "summary",
+        "needs": "needs",
+        "parameters": "usage",
     },
-    Kind.METRICS: {
-        "name": lambda entry: entry.name,
-        "what it measures": lambda entry: entry.summary,
-        "needs": _needs,
-        "parameters": lambda entry: entry.details["usage"],
-    },
-    Kind.PROTOCOLS: {
-        "name": lambda entry: entry.name,
-        "what it measures": lambda entry: entry.summary,
-        "needs": _needs,
-    },
-    Kind.REFERENCES: {
-        "name": lambda entry: entry.name,
-        "what removed pixels show": lambda entry: entry.summary,
-        "parameters": lambda entry: entry.details["usage"],
-    },
-    Kind.SCORES: {
-        "name": lambda entry: entry.name,
-        "what it is": lambda entry: entry.summary,
-        "gives": lambda entry: entry.family,
-    },
+    Kind.METRICS: {"name": "name", "what it measures": "summary", "needs": "needs", "parameters": "usage"},
+    Kind.PROTOCOLS: {"name": "name", "what it measures": "summary", "needs": "needs"},
+    Kind.REFERENCES: {"name": "name", "what removed pixels show": "summary", "parameters": "usage"},
+    Kind.SCORES: {"name": "name", "what it is": "summary", "gives": "family"},
 }
 
 
@@ -92,18 +72,8 @@ def list_things(
         from aha.errors import UnknownName
 
         check_texts(models=[] if model is None else [model])
-        if kind is Kind.MODELS:
-            entries = catalogue.models(source)
-        elif kind is Kind.METHODS:
-            entries = catalogue.methods(model)
-        else:
-            listed = {
-                Kind.METRICS: catalogue.metrics,
-                Kind.PROTOCOLS: catalogue.protocols,
-                Kind.REFERENCES: catalogue.references,
-                Kind.SCORES: catalogue.scores,
-            }
-            entries = listed[kind]()
+        options = {Kind.MODELS: [source], Kind.METHODS: [model]}.get(kind, [])
+        entries: list[Entry] = getattr(catalogue, kind)(*options)
         entries = [entry for entry in entries if catalogue.matches(entry.name, pattern)]
         if not entries:
             raise UnknownName(_nothing_found(kind, pattern, source, model))
@@ -124,7 +94,7 @@ def _nothing_found(kind: Kind, pattern: str | None, source: str | None, model: s
     return f"no {kind}{where} match {pattern!r}; `aha list {kind}` shows all"
 
 
-def _print_table(entries: list[Entry], columns: dict[str, Callable[[Entry], str]]) -> None:
+def _print_table(entries: list[Entry], columns: Mapping[str, str]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -137,5 +107,6 @@ def _print_table(entries: list[Entry], columns: dict[str, Callable[[Entry], str]
         # A default longer than its column goes on in the next line: what is cut off cannot be typed.
         table.add_column(title, no_wrap=title == "name", overflow="fold")
     for entry in entries:
-        table.add_row(*(Text(cell(entry)) for cell in columns.values()))
+        cells = (entry.as_dict()[name] for name in columns.values())
+        table.add_row(*(Text(cell if isinstance(cell, str) else ", ".join(cell)) for cell in cells))
     console.print(table)

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import typer
@@ -133,16 +134,21 @@ def progress_bar(
     if not (shown and sys.stderr.isatty()):
         yield lambda count: None
         return
+    with _bar(total, task, expected() if expected is not None and total else None) as update:
+        yield lambda count: update(advance=count)
+
+
+@contextmanager
+def _bar(total: int, text: str, expected: float | None = None) -> Iterator[Callable[..., None]]:
+    """A bar on stderr with the time left, and what updates it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from aha.cli.time_left import TimeLeft
 
-    left = TimeLeft(expected() if expected is not None and total else None)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), left)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeLeft(expected), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(task, total=total)
-        yield lambda count: progress.advance(bar, count)
+        yield partial(progress.update, progress.add_task(text, total=total))
 
 
 @contextmanager
@@ -163,16 +169,11 @@ def training_bar(config: Any, *, shown: bool) -> Iterator[Callable[[Mapping[str,
     if not shown:
         yield lambda record: None
     elif sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            bar = progress.add_task("", total=steps)
+        with _bar(steps, "") as update:
 
             def advance(record: Mapping[str, float]) -> None:
                 tell_cost(record)
-                progress.update(bar, completed=record["step"] + 1, description=_figures(record))
+                update(completed=record["step"] + 1, description=_figures(record))
 
             yield advance
     else:
@@ -209,19 +210,11 @@ def bench_bar(
     if not shown:
         yield lambda step: None
     elif sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        from aha.cli.time_left import TimeLeft
-
-        left = TimeLeft(expected() if total else None)
-        columns = (BarColumn(), MofNCompleteColumn(), left, TextColumn("{task.description}"))
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            bar = progress.add_task("", total=total)
+        with _bar(total, "", expected() if total else None) as update:
 
             def advance(step: Any) -> None:
                 count(step)
-                progress.update(bar, advance=step.cells, description=text(step.method))
+                update(advance=step.cells, description=text(step.method))
 
             yield advance
     else:

@@ -71,6 +71,13 @@ def read_named(
     raise ImageError(f"{name}: cannot read an image from {type(source).__name__}; give a path, image or array")
 
 
+def encoded(picture: Image.Image, kind: str, **options: Any) -> bytes:
+    """A picture as the content of a file of this kind, such as PNG."""
+    buffer = io.BytesIO()
+    picture.save(buffer, format=kind, **options)
+    return buffer.getvalue()
+
+
 def missing(name: str) -> str:
     """What is said about a file that is not there; of an address, paths may have made `https:/`."""
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+", name)

@@ -67,11 +67,10 @@ def heatmap(
     *,
     signed: bool | None = None,
     cmap: str | None = None,
-    clip_percentile: float = 99.5,
     scale: Scale | None = None,
 ) -> Image.Image:
     """A map alone, in the colours of `aha.drawing.colours.colour`."""
-    pixels, _ = colour(values, signed=signed, cmap=cmap, clip_percentile=clip_percentile, scale=scale)
+    pixels, _ = colour(values, signed=signed, cmap=cmap, scale=scale)
     return Image.fromarray(pixels)
 
 
@@ -82,7 +81,6 @@ def overlay(
     opacity: float = 0.55,
     signed: bool | None = None,
     cmap: str | None = None,
-    clip_percentile: float = 99.5,
     scale: Scale | None = None,
 ) -> Image.Image:
     """A map over its picture.
@@ -97,7 +95,6 @@ def overlay(
         opacity: How dense the strongest colour is, from 0 to 1.
         signed: As in `colour`.
         cmap: As in `colour`.
-        clip_percentile: As in `colour`.
         scale: As in `colour`.
 
     Raises:
@@ -108,7 +105,7 @@ def overlay(
     array = _matching(image, values)
     if signed is None:
         signed = is_signed(array) if scale is None else is_symmetric(scale)
-    pixels, scale = colour(array, signed=signed, cmap=cmap, clip_percentile=clip_percentile, scale=scale)
+    pixels, scale = colour(array, signed=signed, cmap=cmap, scale=scale)
     density = opacity * strength(array, scale, signed=signed) ** _DENSITY_EXPONENT
     density[np.isnan(array)] = 1 - _UNSEEN
     muted = ImageEnhance.Color(image.convert("RGB")).enhance(1 - _MUTED)

@@ -9,7 +9,6 @@ Shapes: outputs (B, K); maps (B, H, W); what is read (B, FEATURES).
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,7 +28,7 @@ STEPS = 3
 """Refinement steps whose gain is predicted."""
 SHIPPED = Path(__file__).parent / "shipped" / "quality.safetensors"
 
-_QUANTILES = 101
+QUANTILES = 101
 _POOR = 0.2
 
 
@@ -72,7 +71,7 @@ class QualityHead(nn.Module):
         self.register_buffer("offset", torch.zeros(()))
         self.register_buffer("error", torch.ones(()))
         self.register_buffer("slope", torch.zeros(2))  # of the gain: at an Ins-Del of 0, and per Ins-Del
-        self.register_buffer("gains", torch.zeros(_QUANTILES))  # quantiles of predicted gains, low to high
+        self.register_buffer("gains", torch.zeros(QUANTILES))  # quantiles of predicted gains, low to high
 
     def forward(self, read: Tensor) -> Tensor:
         """(B, FEATURES) -> (B, 3)."""
@@ -81,11 +80,11 @@ class QualityHead(nn.Module):
 
     def least_gain(self, share: float) -> float:
         """The gain that this share of the images is predicted to exceed."""
-        place = min(max(1 - share, 0.0), 1.0) * (_QUANTILES - 1)
+        place = min(max(1 - share, 0.0), 1.0) * (QUANTILES - 1)
         low = int(place)
         if share >= 1:
             return -torch.inf
-        high = min(low + 1, _QUANTILES - 1)
+        high = min(low + 1, QUANTILES - 1)
         return float(torch.lerp(self.gains[low], self.gains[high], place - low))
 
 
@@ -113,29 +112,6 @@ def _shape(top: Tensor) -> Tensor:
     return torch.stack([variance.clamp(min=0).sqrt(), distance, edges / (height + width) / 4], dim=1)
 
 
-def fitted(read: Tensor, ins_del: Tensor, gain: Tensor, *, ridge: float = 1.0) -> QualityHead:
-    """The head that fits what was measured (N,) to what was read (N, FEATURES), by ridge regression.
-
-    With a few hundred maps, a network of two layers fits noise: on held-out photographs its rank correlation with
-    the measured Ins-Del was .67, that of this .80.
-    """
-    head = QualityHead()
-    read, ins_del, gain = read.double(), ins_del.double(), gain.double()
-    mean, deviation = read.mean(dim=0), read.std(dim=0).clamp(min=1e-6)
-    unit = (read - mean) / deviation
-    gram = unit.T @ unit + ridge * torch.eye(FEATURES, dtype=torch.float64)
-    head.weights = torch.linalg.solve(gram, unit.T @ (ins_del - ins_del.mean())) / deviation
-    head.offset = ins_del.mean() - mean @ head.weights
-    found = read @ head.weights + head.offset
-    head.error = (found - ins_del).square().mean().sqrt()
-    slope = ((found - found.mean()) * (gain - gain.mean())).sum() / (found - found.mean()).square().sum().clamp(
-        min=1e-12
-    )
-    head.slope = torch.stack([gain.mean() - slope * found.mean(), slope])
-    head.gains = torch.quantile(head(read)[:, 2], torch.linspace(0, 1, _QUANTILES, dtype=torch.float64))
-    return head.float().requires_grad_(False).eval()
-
-
 @cache
 def shipped_head() -> QualityHead | None:
     """The one that comes with the package."""
@@ -145,13 +121,6 @@ def shipped_head() -> QualityHead | None:
     with safe_open(SHIPPED, framework="pt") as file:
         head.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     return head.requires_grad_(False).eval()
-
-
-def fitted_on() -> dict[str, object]:
-    """What the head of the package was fitted on, for the record."""
-    with safe_open(SHIPPED, framework="pt") as file:
-        found: dict[str, object] = json.loads(file.metadata()["fitted_on"])
-        return found
 
 
 def predicted(target: TargetModel, outputs: Tensor, classes: Tensor, maps: Tensor) -> list[Quality]:

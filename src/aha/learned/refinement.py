@@ -68,99 +68,6 @@ class RefinementConfig:
         return 2 * self.steps
 
 
-def refined_maps(
-    explainer: Explainer,
-    target: TargetModel,
-    inputs: Tensor,
-    classes: Tensor,
-    rounds: int,
-    config: RefinementConfig | None = None,
-    *,
-    response_model: TargetModel | None = None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Maps (B, H, W) and soft losses (B,) after 0, 1, ..., `rounds` gradient steps.
-
-    The loss that comes with a map was measured on it, so the last map costs one more measurement than gradient steps.
-    """
-    refining = Refining.start(
-        explainer, target, inputs, classes, config or RefinementConfig.of(explainer), response_model
-    )
-    for _ in range(rounds):
-        maps, losses = refining.maps(), refining.losses()
-        yield maps, losses
-        refining.step()
-    yield refining.maps(), refining.losses()
-
-
-def refine(
-    explainer: Explainer,
-    target: TargetModel,
-    inputs: Tensor,
-    classes: Tensor,
-    rounds: int,
-    config: RefinementConfig | None = None,
-    *,
-    response_model: TargetModel | None = None,
-    start: Tensor | None = None,
-) -> Tensor:
-    """Maps (B, H, W) after `rounds` gradient steps; nothing is measured after the last one.
-
-    Args:
-        explainer: its decoder is copied.
-        target: gives features and class vectors.
-        inputs: images (B, C, H, W) as the target takes them.
-        classes: explained classes (B,).
-        rounds: gradient steps T.
-        config: choices.
-        response_model: the model whose answers the maps move towards, if it is another than the target (paper A.3).
-        start: better maps (B, H, W) to start from than the explainer's own, such as those of more looks.
-    """
-    refining = Refining.start(
-        explainer, target, inputs, classes, config or RefinementConfig.of(explainer), response_model, start
-    )
-    for _ in in_parts(range(rounds)):
-        refining.losses()
-        refining.step()
-    return refining.maps()
-
-
-def refine_until_settled(
-    explainer: Explainer,
-    target: TargetModel,
-    inputs: Tensor,
-    classes: Tensor,
-    most: int,
-    config: RefinementConfig | None = None,
-    *,
-    improvement: float = 0.01,
-    start: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Maps (B, H, W) and the gradient steps (B,) that each image took: at most `most`.
-
-    An image is done when a step lowers its own soft loss by less than `improvement`; the others go on without it. It
-    keeps the map with its lowest loss.
-    """
-    config = config or RefinementConfig.of(explainer)
-    going = torch.arange(len(inputs), device=inputs.device)  # rows that are still refined
-    refining = Refining.start(explainer, target, inputs, classes, config, start=start)
-    best_maps, best_losses = refining.maps(), refining.losses()
-    taken = torch.zeros_like(going)
-    for _ in in_parts(range(most)):
-        refining.step()
-        taken[going] += 1
-        maps, losses = refining.maps(), refining.losses()
-        gain = best_losses[going] - losses
-        better = gain > 0
-        best_maps[going[better]], best_losses[going[better]] = maps[better], losses[better]
-        goes_on = gain >= improvement
-        if not goes_on.any():
-            break
-        if not goes_on.all():
-            going = going[goes_on]
-            refining = refining.subset(goes_on)
-    return best_maps, taken
-
-
 @dataclass
 class Refining:
     """A batch on its way, one decoder copy per image: `maps` and `losses` as they are now, `step` to go on.
@@ -197,11 +104,23 @@ class Refining:
         target: TargetModel,
         inputs: Tensor,
         classes: Tensor,
-        config: RefinementConfig,
+        config: RefinementConfig | None = None,
+        *,
         response_model: TargetModel | None = None,
         start: Tensor | None = None,
     ) -> Refining:
-        """Every image with the explainer's own weights, and with what its maps lack of those to start from."""
+        """Every image with the explainer's own weights, and with what its maps lack of those to start from.
+
+        Args:
+            explainer: its decoder is copied.
+            target: gives features and class vectors.
+            inputs: images (B, C, H, W) as the target takes them.
+            classes: explained classes (B,).
+            config: choices; by default those of the explainer's training.
+            response_model: whose answers the maps move towards, if it is another than the target (paper A.3).
+            start: better maps (B, H, W) to start from than the explainer's own, such as those of more looks.
+        """
+        config = config or RefinementConfig.of(explainer)
         with torch.inference_mode(False), torch.no_grad():
             pixels = target.to_pixels(inputs.clone())
             given = explainer.read(target, explainer.look(target, inputs), classes)
@@ -222,6 +141,45 @@ class Refining:
                 },
                 offset,
             )
+
+    def course(self, rounds: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Maps (B, H, W) and soft losses (B,) after 0, 1, ..., `rounds` gradient steps.
+
+        The loss that comes with a map was measured on it, so the last map costs one more measurement than steps.
+        """
+        for step in range(rounds + 1):
+            if step:
+                self.step()
+            yield self.maps(), self.losses()
+
+    def after(self, rounds: int) -> Tensor:
+        """Maps (B, H, W) after `rounds` gradient steps T; nothing is measured after the last one."""
+        for _ in in_parts(range(rounds)):
+            self.step()
+        return self.maps()
+
+    def until_settled(self, most: int, *, improvement: float = 0.01) -> tuple[Tensor, Tensor]:
+        """Maps (B, H, W) and the gradient steps (B,) that each image took: at most `most`.
+
+        An image is done when a step lowers its own soft loss by less than `improvement`; the others go on without it.
+        It keeps the map with its lowest loss.
+        """
+        refining, going = self, torch.arange(len(self.pixels), device=self.pixels.device)  # rows still refined
+        best_maps, best_losses = self.maps(), self.losses()
+        taken = torch.zeros_like(going)
+        for _ in in_parts(range(most)):
+            refining.step()
+            taken[going] += 1
+            maps, losses = refining.maps(), refining.losses()
+            gain = best_losses[going] - losses
+            better = gain > 0
+            best_maps[going[better]], best_losses[going[better]] = maps[better], losses[better]
+            goes_on = gain >= improvement
+            if not goes_on.any():
+                break
+            if not goes_on.all():
+                going, refining = going[goes_on], refining.subset(goes_on)
+        return best_maps, taken
 
     def maps(self) -> Tensor:
         """The maps (B, H, W) of the copies as they are."""

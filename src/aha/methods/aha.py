@@ -13,7 +13,7 @@ from aha.errors import AhaError, ModelError, SpecError
 from aha.learned.explainer import Explainer
 from aha.learned.library import UNIVERSAL, explainer_of
 from aha.learned.quality import STEPS, Quality, predicted, shipped_head
-from aha.learned.refinement import RefinementConfig, refine, refine_until_settled
+from aha.learned.refinement import RefinementConfig, Refining
 from aha.learned.settings import LOOKS
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
@@ -110,9 +110,8 @@ class AHA(Method):
             start = None if self.looks == 1 else explainer.maps(*shown, reviser, self.looks)
             if self.refine == 0 and start is not None:
                 return start
-            if self.refine == "auto":
-                return refine_until_settled(explainer, *shown, MOST_STEPS, config, start=start)[0]
-            return refine(explainer, *shown, self.refine, config, start=start)
+            refining = Refining.start(explainer, *shown, config, start=start)
+            return refining.until_settled(MOST_STEPS)[0] if self.refine == "auto" else refining.after(self.refine)
 
         return torch.cat(model.chunks.run(run, len(images)))
 

@@ -50,10 +50,6 @@ class Distribution:
         entropy: Tensor = -torch.special.xlogy(self.shares, self.shares).sum(dim=0)
         return self.maps.relu().mean(dim=0) * entropy / math.log(len(self.classes))
 
-    def dominant(self) -> Tensor:
-        """Place (h, w) among the classes of the one with the largest share."""
-        return self.shares.argmax(dim=0)
-
     def resized(self, size: tuple[int, ...]) -> Distribution:
         """The same at another resolution; shares still sum to one."""
         return replace(

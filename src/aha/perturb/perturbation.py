@@ -160,18 +160,3 @@ def _run_length(values: Tensor, axis: int) -> int:
     side = values.shape[axis]
     changes = (values.diff(dim=axis) != 0).any(dim=1 - axis).nonzero().flatten() + 1  # where a new value starts
     return max(d for d in range(1, side + 1) if side % d == 0 and not bool((changes % d).any()))
-
-
-__all__ = [
-    "Ties",
-    "area",
-    "blend",
-    "deletion_masks",
-    "filled",
-    "grid_of",
-    "insertion_masks",
-    "perturbed_outputs",
-    "rank_pixels",
-    "response_curve",
-    "step_counts",
-]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from aha.core.disk import place_of, write_atomically, writing
+from aha.core.pictures import encoded
 from aha.data.batches import Subject
 from aha.data.datasets import content_digest
 from aha.drawing import render
@@ -338,9 +338,7 @@ def _small(picture: Image.Image, side: int, most: int = 640) -> Image.Image:
 
 def data_uri(picture: Image.Image) -> str:
     """A picture as text that a page can show without a file."""
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return "data:image/png;base64," + base64.b64encode(encoded(picture, "PNG")).decode()
 
 
 def _scale(scale: Any, found: Explanation, signed: bool | None, cmap: str | None) -> render.Scale | None:

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from aha.core.disk import JOURNAL, MANIFEST, check_writable, place_of, result_key, versions, write_atomically, writing
+from aha.core.pictures import encoded
 from aha.core.store import Store, checksum, read_file, sound_lines
 from aha.errors import OutputError
 
@@ -181,7 +182,7 @@ class ResultFolder:
             raise OutputError(f"{self.folder} is not open for writing")
         stem = f"{self._stem_of(item.image, item.method)}_{item.target}"
         pictures = {"heatmap": item.heatmap, "overlay": item.overlay, "composite": item.composite}
-        content = {kind: _png(picture) for kind, picture in pictures.items() if picture is not None}
+        content = {kind: encoded(picture, "PNG") for kind, picture in pictures.items() if picture is not None}
         names = {kind: f"{stem}_{kind}.png" for kind in content}
         facts: dict[str, Any] = {
             "image": item.image,
@@ -324,12 +325,6 @@ def _packed(item: ResultItem) -> bytes:
     arrays: dict[str, Any] = {"map": item.original_map, "model_map": item.model_map, "seen": item.seen, **item.arrays}
     np.savez_compressed(content, **arrays)  # with `allow_pickle=False`, NumPy 2.1 would store an array of that name
     return content.getvalue()
-
-
-def _png(picture: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 def _slug(text: str, length: int = 80) -> str:

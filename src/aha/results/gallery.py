@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from aha.core.disk import versions, write_atomically
+from aha.core.pictures import encoded
 from aha.data.batches import Subject
 from aha.data.targets import top_classes
 from aha.drawing.colours import DIVERGING, SEQUENTIAL, Scale, is_signed, is_symmetric, lookup_table, scale_of
@@ -209,9 +209,8 @@ def embedded(picture: Image.Image, most: int = _MAX_WIDTH) -> str:
     if picture.width > most:
         height = max(1, round(picture.height * most / picture.width))
         picture = picture.resize((most, height), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    picture.save(buffer, format="JPEG", quality=_QUALITY, optimize=True)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+    content = encoded(picture, "JPEG", quality=_QUALITY, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(content).decode()
 
 
 def _cell(explanation: Explanation, index: int) -> MapCell:

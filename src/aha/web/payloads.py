@@ -1,8 +1,7 @@
-"""What the page gets and the store keeps, as JSON: one type for each kind of record."""
+"""What the store keeps and the page gets back, as JSON: one type for each kind of record, and that of a job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, NotRequired, TypedDict
 
 from aha.results.viewer.records import CurvesRecord, Drawn
@@ -19,15 +18,6 @@ class PictureRecord(TypedDict):
     name: str
     width: int
     height: int
-
-
-class Window(TypedDict):
-    """The part of a picture that the model sees, in shares of its sides."""
-
-    top: float
-    left: float
-    bottom: float
-    right: float
 
 
 class NamedClass(TypedDict):
@@ -160,13 +150,6 @@ class Session(TypedDict):
     view: dict[str, object]
 
 
-class SharedSession(TypedDict):
-    """A session as a link brings it back."""
-
-    pictures: list[PictureRecord]
-    view: dict[str, object]
-
-
 # Answers to questions
 
 
@@ -183,129 +166,3 @@ class State(TypedDict):
     error: NotRequired[str]
     ahead: NotRequired[int]
     result: NotRequired[Result]
-
-
-class MethodState(State):
-    """The state of one method's map among several."""
-
-    method: str
-
-
-class MethodRefusal(TypedDict):
-    """Why a method gives no map."""
-
-    method: str
-    error: str
-
-
-class SeveralMaps(TypedDict):
-    """One answer for each method, in their order."""
-
-    status: Literal["done"]
-    answers: list[MethodState | MethodRefusal]
-
-
-class ClassSearch(TypedDict):
-    """Classes that fit a text and, where none does, names that were perhaps meant."""
-
-    classes: list[NamedClass]
-    near: list[str]
-
-
-# What the page knows from the start
-
-
-class MethodAbout(TypedDict):
-    """A method on offer."""
-
-    text: str
-    family: str
-    summary: str
-
-
-class ModelAbout(TypedDict):
-    """A model on offer."""
-
-    name: str
-    kind: Literal["box", "region", "class"]
-    classes: int
-    height: int
-    width: int
-    score: str
-    is_probability: bool
-    digest: str
-    methods: list[MethodAbout]
-    suggested: list[str]
-    explainers: list[str]
-
-
-class RunAbout(TypedDict):
-    """A run on offer."""
-
-    name: str
-    model: str
-
-
-class About(TypedDict):
-    """Everything on offer, and its limits."""
-
-    version: str
-    models: list[ModelAbout]
-    references: Sequence[str]
-    colour_maps: Sequence[str]
-    examples: list[str]
-    runs: list[RunAbout]
-    curve_steps: dict[str, int]
-    rounds: int
-    most_classes: int
-    max_upload: int
-    max_pixels: int
-
-
-# Runs
-
-
-class RunColumn(TypedDict):
-    """What was measured: a metric of a protocol with a reference."""
-
-    metric: str
-    protocol: str
-    reference: str
-    title: str
-
-
-class RunMean(TypedDict):
-    """A row of a run's summary; None where a number is not finite."""
-
-    method: str
-    metric: str
-    protocol: str
-    reference: str
-    mean: float | None
-    standard_error: float | None
-    low: float | None
-    high: float | None
-    n: int
-    arrow: str
-
-
-class RunOverview(RunAbout):
-    """The methods, metrics and means of a run."""
-
-    images: int
-    methods: list[str]
-    columns: list[RunColumn]
-    summary: list[RunMean]
-    has_report: bool
-    has_audit: bool
-
-
-class RunImage(TypedDict):
-    """An image of a run with one value; its class in words if the run's model is on offer."""
-
-    image: str
-    title: str
-    target: int
-    value: float
-    outlier: bool
-    label: NotRequired[str]

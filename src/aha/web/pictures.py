@@ -7,27 +7,26 @@ back only as a fresh JPEG or PNG of its pixels: what else a file may carry never
 from __future__ import annotations
 
 import hashlib
-import io
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
+from aha.core.pictures import encoded
 from aha.data.batches import Batch, Subject
 from aha.data.images import find_images, read_image
 from aha.errors import ImageError
 from aha.models import TargetModel
 from aha.models.loading.preprocessing import Geometry
 from aha.web.cache import Cache
-from aha.web.payloads import PictureRecord, Window
+from aha.web.payloads import PictureRecord
 from aha.web.reading import HERE, Asker, Readers
 
 MAX_UPLOAD = 32 * 2**20
@@ -197,12 +196,12 @@ def thumbnail(image: Image.Image, side: int = _THUMBNAIL) -> bytes:
     size = [max(1, round(length * scale)) for length in image.size]
     small = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
     small.info.clear()
-    return _encoded(small, "JPEG", quality=88)
+    return encoded(small, "JPEG", quality=88)
 
 
 def as_png(pixels: Tensor) -> bytes:
     """Pixels (C, H, W) in [0, 1] as a PNG, which is exact up to 8 bits."""
-    return _encoded(to_pil_image(pixels.detach().clamp(0, 1).float().cpu()).convert("RGB"), "PNG")
+    return encoded(to_pil_image(pixels.detach().clamp(0, 1).float().cpu()).convert("RGB"), "PNG")
 
 
 def model_view(inputs: Tensor, model: TargetModel) -> Tensor:
@@ -211,16 +210,10 @@ def model_view(inputs: Tensor, model: TargetModel) -> Tensor:
         return model.to_pixels(inputs)[0]
 
 
-def seen_window(geometry: Geometry) -> Window:
+def seen_window(geometry: Geometry) -> dict[str, float]:
     """The part of a picture that the model sees, in shares of its sides; beyond 0 and 1 where it is padded."""
     (height, width), (top, left, bottom, right) = geometry.original, geometry.box
     return {"top": top / height, "left": left / width, "bottom": bottom / height, "right": right / width}
-
-
-def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format=kind, **options)
-    return buffer.getvalue()
 
 
 def _content(path: Path) -> bytes:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from inspect import Parameter
+from typing import Any, TypeVar, get_args, get_origin
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -23,7 +24,7 @@ _BYTES_PER_SECOND = 32 * 2**10  # of a body, on average, after that time
 _OWNER = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 T = TypeVar("T")
-_MISSING = object()
+_MISSING: Any = object()
 _NUMBERS = Range(-(2**31), 2**31)
 
 
@@ -147,6 +148,14 @@ class Fields:
         """A list of values of the given type."""
         values: list[Any] = self.take(name, list, default)
         return [Fields({name: value}).take(name, kind) for value in values]
+
+    def take_for(self, parameter: Parameter, name: str) -> Any:
+        """The field of this name as a parameter of a function wants it."""
+        default = _MISSING if parameter.default is Parameter.empty else parameter.default
+        if get_origin(parameter.annotation) is not Sequence:
+            return self.take(name, parameter.annotation, default)
+        (kind,) = get_args(parameter.annotation)
+        return self.take_list(name, kind, default if default is _MISSING else list(default))
 
     def end(self) -> None:
         """Refuses fields that are left over."""

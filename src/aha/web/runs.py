@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from aha.errors import OutputError
 from aha.metrics import ARROWS, directions
 from aha.metrics.curves.base import AVERAGE
 from aha.results.score_table import Row, Scores, SummaryRow, rows_of
-from aha.web.payloads import RunColumn, RunImage, RunMean, RunOverview
 
 REPORT = "report.html"
 _MOST_ROWS = 1000
@@ -54,7 +54,7 @@ class Run:
         path = self.folder / AUDIT
         return path if is_audit(self.folder) and path.is_file() else None
 
-    def overview(self) -> RunOverview:
+    def overview(self) -> dict[str, Any]:
         """Methods, metrics and their means."""
         arrows = {name: ARROWS[direction] for name, direction in directions().items()}
         rows = Scores(rows=list(self.rows), model=self.model).summary()
@@ -64,12 +64,12 @@ class Run:
             "images": len({row.image for row in self.rows}),
             "methods": list(dict.fromkeys(row.method for row in self.rows)),
             "columns": self._columns(arrows),
-            "summary": [_mean(row, arrows.get(row.metric, "")) for row in rows],
+            "summary": [{**_finite(row), "arrow": arrows.get(row.metric, "")} for row in rows],
             "has_report": self.report is not None,
             "has_audit": self.audit is not None,
         }
 
-    def _columns(self, arrows: Mapping[str, str]) -> list[RunColumn]:
+    def _columns(self, arrows: Mapping[str, str]) -> list[dict[str, str]]:
         """What was measured, apart for each protocol and reference, with a title that tells it from the others."""
         columns = list(dict.fromkeys((row.metric, row.protocol, row.reference) for row in self.rows))
         columns.sort(key=lambda column: column[2] != AVERAGE)  # what sums up the others is seen without scrolling
@@ -86,7 +86,7 @@ class Run:
 
     def images(
         self, method: str, metric: str, reference: str | None = None, protocol: str | None = None
-    ) -> list[RunImage]:
+    ) -> list[dict[str, Any]]:
         """One method's values of one metric, lowest first; those far from the others are marked.
 
         Raises:
@@ -150,20 +150,7 @@ def _roots(plans: Sequence[PlanEntry]) -> list[Path]:
     return list(found)
 
 
-def _mean(row: SummaryRow, arrow: str) -> RunMean:
-    return {
-        "method": row.method,
-        "metric": row.metric,
-        "protocol": row.protocol,
-        "reference": row.reference,
-        "mean": _finite(row.mean),
-        "standard_error": _finite(row.standard_error),
-        "low": _finite(row.low),
-        "high": _finite(row.high),
-        "n": row.n,
-        "arrow": arrow,
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(row: SummaryRow) -> dict[str, Any]:
+    """The row's entries, with nothing for numbers that are not finite."""
+    entries = row._asdict().items()
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in entries}

@@ -163,6 +163,3 @@ def _demo_examples() -> list[Example]:
     except MissingExtra:
         return []
     return [Example(path, PHOTOGRAPHS[path.name]) for path in paths if path.is_file()]
-
-
-__all__ = ["PORT", "Settings", "chosen_token", "make_app", "serve"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from aha.bench.reporting.significance import LEVEL, holm, paired_p
 from aha.bench.reporting.tables import better, differences, head_of, values_by_image
-from aha.bench.run_reader import Column, Group, Run, read_run
+from aha.bench.run_reader import Group, Run, read_run
 from aha.errors import OutputError
-from aha.results.score_table import markdown_table, summarise, text_table
+from aha.results.score_table import summarise, text_table
 
 
 class Comparison(NamedTuple):
@@ -116,17 +116,8 @@ def _by_place(values: dict[tuple[str, int], float]) -> dict[tuple[str, int], flo
     return found
 
 
-def as_markdown(rows: list[Comparison]) -> str:
-    """The comparison as tables, one per model, kind of target and protocol."""
-    return _as_tables(rows, markdown_table)
-
-
 def as_text(rows: list[Comparison]) -> str:
-    """The same tables for a terminal."""
-    return _as_tables(rows, text_table)
-
-
-def _as_tables(rows: list[Comparison], layout: Callable[[str, list[str], list[list[str]]], str]) -> str:
+    """The comparison as tables for a terminal, one per model, kind of target and protocol."""
     parts = []
     for group in dict.fromkeys((row.model, row.target_kind, row.protocol) for row in rows):
         own = [row for row in rows if (row.model, row.target_kind, row.protocol) == group]
@@ -134,7 +125,7 @@ def _as_tables(rows: list[Comparison], layout: Callable[[str, list[str], list[li
         body = [
             [
                 row.method,
-                head_of(_column(row)),
+                head_of((row.metric, row.reference)),
                 f"{row.first:.4g}",
                 f"{row.second:.4g}",
                 f"{row.difference:+.2g}" + ("" if math.isnan(row.standard_error) else f" ± {row.standard_error:.2g}"),
@@ -144,9 +135,5 @@ def _as_tables(rows: list[Comparison], layout: Callable[[str, list[str], list[li
             ]
             for row in own
         ]
-        parts.append(layout(", ".join(group), heads, body))
+        parts.append(text_table(", ".join(group), heads, body))
     return "\n\n".join(parts)
-
-
-def _column(row: Comparison) -> Column:
-    return row.metric, row.reference

@@ -102,19 +102,6 @@ def mean_scores(curves: Sequence[Tensor], targets: Sequence[TargetModel]) -> dic
     return {**means, "ins_del_error": error, "images": float(len(each))}
 
 
-def hard_scores(
-    model: TargetModel,
-    inputs: Tensor,
-    classes: Tensor,
-    maps: Tensor,
-    references: Sequence[Reference],
-    steps: int,
-) -> dict[str, Tensor]:
-    """Deletion, Insertion and their difference (B,), averaged over the references, for maps (B, H, W)."""
-    curves = hard_curves(model, inputs, classes, maps, references, steps)
-    return areas(curves, maps[0].numel())
-
-
 def areas(curves: Tensor, num_pixels: int) -> dict[str, Tensor]:
     """Deletion, Insertion and their difference (B,) from curves (B, 2, S + 1)."""
     counts = torch.tensor(step_counts(num_pixels, curves.shape[-1] - 1)).to(curves)

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aha.methods.base import Layer, Method, method
-from aha.methods.cam.grad_cam import pick_stage
+from aha.methods.base import method
+from aha.methods.cam.base import StageMethod, pick_stage
 from aha.methods.cost import CHANNELS, Cost
-from aha.models import Captures, TargetModel
+from aha.models import TargetModel
 from aha.perturb.masking import MaskedModel, Scale, explain_each
 
 
 @method("ablation_cam", family="cam", needs={"features"}, volumes=True, citation="Ramaswamy & Desai, WACV 2020")
 @dataclass(frozen=True)
-class AblationCAM(Method):
+class AblationCAM(StageMethod):
     """Sum of the channels weighted by `(y - y_k) / |y|`, y_k being the score without channel k; positive part.
 
     The paper divides by y itself, which turns every sign around where the logit is negative; for positive logits the
@@ -34,7 +34,6 @@ class AblationCAM(Method):
         score: the logit, as published, or the reported score.
     """
 
-    layer: Layer = -1
     score: Scale = "logit"
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
@@ -43,9 +42,6 @@ class AblationCAM(Method):
     def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
         is_inside = model.explained is not None and bool(model.explained.inside)
         return "it runs the last part of the network alone, and the target reads another part" if is_inside else ""
-
-    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
-        return Captures(features=(pick_stage(model, size, self.layer),))
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, scale=self.score)

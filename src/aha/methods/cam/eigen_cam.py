@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
-from aha.methods.base import Layer, Method, method
-from aha.methods.cam.grad_cam import pick_stage
-from aha.models import Captures, TargetModel
+from aha.methods.base import method
+from aha.methods.cam.base import StageMethod, pick_stage
+from aha.models import TargetModel
 
 
 @method("eigen_cam", family="cam", needs={"features"}, volumes=True, citation="Muhammad & Yeasin, IJCNN 2020")
 @dataclass(frozen=True)
-class EigenCAM(Method):
+class EigenCAM(StageMethod):
     """`F v_1`, with `v_1` the first right singular vector of the features, places as rows (eq. 2-4); class-agnostic.
 
     A singular vector has no sign of its own: the map is positive where the features are strong.
@@ -30,11 +29,7 @@ class EigenCAM(Method):
         centred: subtract each channel's mean first, as pytorch-grad-cam does; the paper does not.
     """
 
-    layer: Layer = -1
     centred: bool = False
-
-    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
-        return Captures(features=(pick_stage(model, size, self.layer),))
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         (features,), _ = model.features(images, [pick_stage(model, images.shape[1:], self.layer)])  # (B, C, h, w)

@@ -12,7 +12,7 @@ from aha.core.axes import per_image, place_axes
 from aha.core.validation import NonNegativeFloat, PositiveInt
 from aha.errors import CapabilityError
 from aha.methods.base import Layer, Method, method
-from aha.methods.cam.grad_cam import pick_stage
+from aha.methods.cam.base import pick_stage
 from aha.methods.cost import Cost
 from aha.models import Captures, TargetModel
 

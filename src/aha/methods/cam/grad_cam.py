@@ -9,8 +9,8 @@ from typing import Literal
 from torch import Tensor
 
 from aha.core.axes import place_axes
-from aha.errors import SpecError
-from aha.methods.base import Layer, Method, method, pick_block, pick_layer, why_no_layer
+from aha.methods.base import Layer, Method, method, pick_block
+from aha.methods.cam.base import features_and_gradients, pick_stage
 from aha.models import Captures, TargetModel
 
 
@@ -73,24 +73,3 @@ class GradCAM(Method):
             prefix = trace.structure.blocks[0].layout.prefix
             slopes = slopes[..., prefix:].mean(dim=-1, keepdim=True)  # (B, heads, 1)
         return trace.to_grid((rows * slopes).mean(dim=1)).relu()  # (B, h, w)
-
-
-def features_and_gradients(model: TargetModel, images: Tensor, classes: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    """One stage's features (B, C, h, w), counted back from the deepest useful one, and their class gradients."""
-    stage = pick_stage(model, images.shape[1:], layer)
-    trace = model.trace(images, features=[stage])
-    (gradients,) = trace.gradients(classes, trace.features[stage])
-    return trace.features[stage], gradients
-
-
-def pick_stage(model: TargetModel, size: Sequence[int], layer: Layer) -> int:
-    """The stage for inputs of this size (C, H, W), counted back from the deepest on whose places the outputs depend.
-
-    A layer that is named may be any whose output keeps places.
-    """
-    if isinstance(layer, str):
-        found = model.structure(size).spot_named(layer)
-        if found is None:
-            raise SpecError(f"layer={layer!r} does not exist: {why_no_layer(model, size, layer)}")
-        return found
-    return pick_layer(range(model.cam_stage(size) + 1), layer)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from aha.core.axes import place_axes
-from aha.methods.base import Layer, Method, method
-from aha.methods.cam.grad_cam import features_and_gradients, pick_stage
-from aha.models import Captures, TargetModel
+from aha.methods.base import method
+from aha.methods.cam.base import WeightedStage
 
 
 @method(
@@ -21,7 +19,7 @@ from aha.models import Captures, TargetModel
     citation="Chattopadhay et al., WACV 2018",
 )
 @dataclass(frozen=True)
-class GradCAMPlusPlus(Method):
+class GradCAMPlusPlus(WeightedStage):
     """`sum over k of w_k F_k` with `w_k = sum over places of alpha_k ReLU(g_k)` (eq. 5, 19).
 
     `alpha_k = g^2 / (2 g^2 + S_k g^3)`, with `S_k` the sum of channel k, is what the paper's higher derivatives come to
@@ -38,13 +36,7 @@ class GradCAMPlusPlus(Method):
         layer: which stage, counted from the end, or the name of a module.
     """
 
-    layer: Layer = -1
-
-    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
-        return Captures(features=(pick_stage(model, size, self.layer),))
-
-    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        features, gradients = features_and_gradients(model, images, classes, self.layer)  # (B, C, h, w) each
+    def drawn(self, features: Tensor, gradients: Tensor) -> Tensor:
         return (channel_weights(features, gradients) * features).sum(dim=1)  # (B, h, w)
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from aha.methods.base import Layer, Method, method
-from aha.methods.cam.grad_cam import features_and_gradients, pick_stage
-from aha.models import Captures, TargetModel
+from aha.methods.base import method
+from aha.methods.cam.base import WeightedStage
 
 
 @method("hires_cam", family="cam", needs={"features", "gradients"}, volumes=True, citation="Draelos & Carin, 2020")
 @dataclass(frozen=True)
-class HiResCAM(Method):
+class HiResCAM(WeightedStage):
     """`ReLU(sum over channels of gradient * feature)`; equals Grad-CAM where the features are averaged and classified.
 
     Reads: the features of one stage and their gradients.
@@ -25,11 +23,5 @@ class HiResCAM(Method):
         layer: which stage, counted from the end, or the name of a module.
     """
 
-    layer: Layer = -1
-
-    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
-        return Captures(features=(pick_stage(model, size, self.layer),))
-
-    def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        features, gradients = features_and_gradients(model, images, classes, self.layer)  # (B, C, h, w) each
+    def drawn(self, features: Tensor, gradients: Tensor) -> Tensor:
         return (gradients * features).sum(dim=1).relu()  # (B, h, w)

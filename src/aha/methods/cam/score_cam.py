@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from aha.core.axes import per_image, resized
-from aha.methods.base import Layer, Method, method
-from aha.methods.cam.grad_cam import pick_stage
+from aha.methods.base import method
+from aha.methods.cam.base import StageMethod, pick_stage
 from aha.methods.cost import CHANNELS, Cost
-from aha.models import Captures, TargetModel
+from aha.models import TargetModel
 from aha.perturb.masking import MaskedModel, Scale, explain_each
 
 
 @method("score_cam", family="cam", needs={"features"}, volumes=True, citation="Wang et al., CVPR Workshops 2020")
 @dataclass(frozen=True)
-class ScoreCAM(Method):
+class ScoreCAM(StageMethod):
     """Sum of the channels, weighted by a softmax over the scores of the image masked by each; positive part (alg. 1).
 
     A mask is a channel enlarged to the image's size and scaled to [0, 1]; it multiplies the normalised
@@ -35,14 +34,10 @@ class ScoreCAM(Method):
         score: the logit, as published, or the reported score, whose softmax is nearly uniform.
     """
 
-    layer: Layer = -1
     score: Scale = "logit"
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
         return Cost(CHANNELS)
-
-    def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
-        return Captures(features=(pick_stage(model, size, self.layer),))
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, scale=self.score)

@@ -51,11 +51,6 @@ def further_places(
     return further
 
 
-def estimated_error(errors: Sequence[Sequence[float]]) -> float:
-    """How far the mean of the curves' areas may be off."""
-    return math.hypot(*(error for own in errors for error in own)) / len(errors)
-
-
 def height_errors(places: Sequence[int], heights: Sequence[float]) -> list[float]:
     """How far the area over each gap of a curve between 0 and 1 may be off; single steps are sure."""
     x, y = np.asarray(places, dtype=float), np.asarray(heights, dtype=float)
@@ -73,25 +68,15 @@ def height_errors(places: Sequence[int], heights: Sequence[float]) -> list[float
 def filled_in(places: Sequence[int], heights: Sequence[float]) -> NDArray[np.float64]:
     """The curve at every step: smooth through its points, and between two of them never beyond them.
 
-    Fritsch and Carlson's monotone cubics. Straight lines would lie above a curve that falls ever more slowly, as
-    deletion curves do, everywhere.
+    Fritsch and Carlson's monotone cubics, which leave the ends along the chords of the outermost gaps. Straight lines
+    would lie above a curve that falls ever more slowly, as deletion curves do, everywhere.
     """
+    from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
+
     x, y = np.asarray(places, dtype=float), np.asarray(heights, dtype=float)
-    widths, slopes = np.diff(x), np.diff(y) / np.diff(x)
-    tangents = np.append(slopes[:1], slopes[-1:]) if len(slopes) == 1 else np.zeros_like(y)
-    if len(slopes) > 1:
-        tangents[[0, -1]] = slopes[[0, -1]]
-        # A weighted harmonic mean of the slopes on both sides, where they go the same way; else a turning point.
-        near, far = 2 * widths[1:] + widths[:-1], widths[1:] + 2 * widths[:-1]
-        same = slopes[:-1] * slopes[1:] > 0
-        inner = (near + far)[same] / (near[same] / slopes[:-1][same] + far[same] / slopes[1:][same])
-        tangents[1:-1][same] = inner
-    steps = np.arange(places[0], places[-1] + 1)
-    gap = np.clip(np.searchsorted(x, steps, side="right") - 1, 0, len(widths) - 1)
-    w, t = widths[gap], (steps - x[gap]) / widths[gap]
-    line = y[gap] + t * (y[gap + 1] - y[gap])
-    bow = t * (1 - t) * w * ((1 - t) * (tangents[gap] - slopes[gap]) - t * (tangents[gap + 1] - slopes[gap]))
-    return np.asarray(line + bow)
+    tangents = PchipInterpolator(x, y).derivative()(x)
+    tangents[[0, -1]] = (np.diff(y) / np.diff(x))[[0, -1]]
+    return np.asarray(CubicHermiteSpline(x, y, tangents)(np.arange(places[0], places[-1] + 1)))
 
 
 def recognition(places: Sequence[int], margins: Sequence[float]) -> NDArray[np.float64]:

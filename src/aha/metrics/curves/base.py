@@ -162,6 +162,14 @@ class CurveMetric(Metric):
         shares = [(along - low) / max(high - low, 1e-12) for along in scores]
         return [height_errors(own, along.tolist()) for own, along in zip(places, shares, strict=True)]
 
+    def score_area(self, case: Case, kind: Kind, reference: Reference) -> float:
+        """Area under the class score along one sequence; of a `normalised` metric, under its rescaled curve."""
+        curve = self.curve(case, kind, reference)
+        answers = case.scores(curve.outputs).cpu()  # (S,)
+        if getattr(self, "normalised", False):
+            answers = rescaled(answers, rising=kind == "insert")
+        return self.area_under(case, curve, answers)
+
     def area_under(self, case: Case, curve: Curve, answers: Tensor) -> float:
         """Mean height of the answers (S,) along a curve; between adaptive points the curve is filled in."""
         if not self.is_adaptive:
@@ -186,9 +194,9 @@ class CurveMetric(Metric):
         cells = grid[0] * grid[1]
         return [count * (total // cells) for count in step_counts(cells, steps)]
 
-    def each_reference(self, column: str, references: References, number: Callable[[Reference], float]) -> list[Value]:
+    def each_reference(self, number: Callable[[Reference], float]) -> list[Value]:
         """The number for every reference, and their average; one that cannot be built makes the case fail."""
-        return averaged([Value(column, number(reference), str(reference)) for reference in references])
+        return averaged([Value(self.name, number(reference), str(reference)) for reference in self.references])
 
 
 def averaged(values: Sequence[Value]) -> list[Value]:

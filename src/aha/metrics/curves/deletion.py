@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case
-from aha.metrics.curves.base import CurveMetric, rescaled
-from aha.perturb.references import Reference
-
-
-def deletion_area(chosen: CurveMetric, case: Case, reference: Reference, normalised: bool) -> float:
-    """Area under the class score while the top pixels are replaced by the reference."""
-    curve = chosen.curve(case, "delete", reference)
-    answers = case.scores(curve.outputs).cpu()  # (S,)
-    if normalised:
-        answers = rescaled(answers, rising=False)
-    return chosen.area_under(case, curve, answers)
+from aha.metrics.curves.base import CurveMetric
 
 
 @metric("deletion", columns={"deletion": "lower"}, citation="Petsiuk et al., BMVC 2018; AHA eq. 3")
@@ -34,7 +22,4 @@ class Deletion(CurveMetric):
     normalised: bool = False
 
     def __call__(self, case: Case) -> list[Value]:
-        with torch.no_grad():
-            return self.each_reference(
-                "deletion", self.references, lambda r: deletion_area(self, case, r, self.normalised)
-            )
+        return self.each_reference(lambda reference: self.score_area(case, "delete", reference))

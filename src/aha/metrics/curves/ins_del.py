@@ -12,8 +12,6 @@ from aha.errors import SpecError
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
 from aha.metrics.curves.base import CurveMetric, References, averaged
-from aha.metrics.curves.deletion import deletion_area
-from aha.metrics.curves.insertion import insertion_area
 from aha.perturb.references import Reference
 
 
@@ -51,9 +49,7 @@ class InsDel(CurveMetric):
     def __call__(self, case: Case) -> list[Value]:
         values = []
         for removed, empty in zip(self.references, self.insert_into or self.references, strict=True):
-            difference = insertion_area(self, case, empty, self.normalised) - deletion_area(
-                self, case, removed, self.normalised
-            )
+            difference = self.score_area(case, "insert", empty) - self.score_area(case, "delete", removed)
             name = str(removed) if removed == empty else f"{removed} / {empty}"
             values.append(Value("ins_del", difference, name))
         return averaged(values)

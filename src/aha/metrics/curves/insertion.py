@@ -7,17 +7,7 @@ from dataclasses import dataclass
 
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
-from aha.metrics.curves.base import CurveMetric, References, rescaled
-from aha.perturb.references import Reference
-
-
-def insertion_area(chosen: CurveMetric, case: Case, reference: Reference, normalised: bool) -> float:
-    """Area under the class score while the top pixels are put into the reference."""
-    curve = chosen.curve(case, "insert", reference)
-    answers = case.scores(curve.outputs).cpu()  # (S,)
-    if normalised:
-        answers = rescaled(answers, rising=True)
-    return chosen.area_under(case, curve, answers)
+from aha.metrics.curves.base import CurveMetric, References
 
 
 @metric("insertion", columns={"insertion": "higher"}, citation="Petsiuk et al., BMVC 2018; AHA eq. 4")
@@ -35,6 +25,4 @@ class Insertion(CurveMetric):
         return (("insert", self.references),)
 
     def __call__(self, case: Case) -> list[Value]:
-        return self.each_reference(
-            "insertion", self.references, lambda r: insertion_area(self, case, r, self.normalised)
-        )
+        return self.each_reference(lambda reference: self.score_area(case, "insert", reference))

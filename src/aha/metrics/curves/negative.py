@@ -28,4 +28,4 @@ class Negative(AccuracyMetric):
         return super()._counts(case, grid)
 
     def __call__(self, case: Case) -> list[Value]:
-        return self.each_reference("negative", self.references, lambda r: self.accuracy_area(case, "insert", r))
+        return self.each_reference(lambda r: self.accuracy_area(case, "insert", r))

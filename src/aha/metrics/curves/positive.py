@@ -70,4 +70,4 @@ class Positive(AccuracyMetric):
     """Share of the deletion sequence on which the model still recognises the class."""
 
     def __call__(self, case: Case) -> list[Value]:
-        return self.each_reference("positive", self.references, lambda r: self.accuracy_area(case, "delete", r))
+        return self.each_reference(lambda r: self.accuracy_area(case, "delete", r))

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from aha.metrics.base import Value, metric
 from aha.metrics.case import Case, Kind
 from aha.metrics.curves.base import CurveMetric, References
-from aha.metrics.curves.deletion import deletion_area
-from aha.metrics.curves.insertion import insertion_area
 
 
 @metric("srg", columns={"srg": "higher"}, bounds=(-1.0, 1.0), citation="Blücher et al., TMLR 2024")
@@ -26,8 +24,4 @@ class SRG(CurveMetric):
         return (("delete", self.references), ("insert", self.references))
 
     def __call__(self, case: Case) -> list[Value]:
-        return self.each_reference(
-            "srg",
-            self.references,
-            lambda r: insertion_area(self, case, r, normalised=False) - deletion_area(self, case, r, normalised=False),
-        )
+        return self.each_reference(lambda r: self.score_area(case, "insert", r) - self.score_area(case, "delete", r))

@@ -65,41 +65,12 @@ class AttentionSwap(_AttentionMode):
     """Calls `attend` in place of every fused attention; attention written out by hand cannot be replaced."""
 
     def __init__(self, attend: Attend) -> None:
-        fused, several = (partial(f, attend=attend) for f in (other_attention, explicit_multi_head))
+        fused, several = (partial(f, attend=attend) for f in (explicit_attention, explicit_multi_head))
         super().__init__(fused, several, _refuse)
 
 
 def _refuse(_weights: Tensor) -> Tensor:
     raise CapabilityError("its attention is written out by hand, which hides its keys and values")
-
-
-def other_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    *,
-    attend: Attend,
-) -> Tensor:
-    """`attend` with the arguments of `scaled_dot_product_attention`."""
-    if attn_mask is not None or is_causal:
-        raise CapabilityError("its attention depends on the places of its tokens (a mask or relative positions)")
-    query, key, value = _scaled(query, key, value, scale, enable_gqa)
-    return attend(query, key, value)
-
-
-def _scaled(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None, enable_gqa: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries times their scale, with as many heads of keys and values as there are of queries."""
-    if enable_gqa:  # grouped queries: each key and value head serves several query heads
-        repeats = query.shape[-3] // key.shape[-3]
-        key, value = (x.repeat_interleave(repeats, dim=-3) for x in (key, value))
-    return query * (query.shape[-1] ** -0.5 if scale is None else scale), key, value
 
 
 def explicit_attention(
@@ -112,10 +83,18 @@ def explicit_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    on_attention: OnAttention,
+    on_attention: OnAttention | None = None,
+    attend: Attend | None = None,
 ) -> Tensor:
-    """`scaled_dot_product_attention` with its attention matrix (..., T, S) in the open."""
-    query, key, value = _scaled(query, key, value, scale, enable_gqa)
+    """`scaled_dot_product_attention` with its attention matrix (..., T, S) in the open, or with other mixing."""
+    if enable_gqa:  # grouped queries: each key and value head serves several query heads
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = (x.repeat_interleave(repeats, dim=-3) for x in (key, value))
+    query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if attend is not None:
+        if attn_mask is not None or is_causal:
+            raise CapabilityError("its attention depends on the places of its tokens (a mask or relative positions)")
+        return attend(query, key, value)
     logits = query @ key.transpose(-2, -1)  # (..., T, S)
     if is_causal:
         attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
@@ -123,7 +102,8 @@ def explicit_attention(
         is_bool = attn_mask.dtype == torch.bool
         # Subtracted, so that no rule for sums takes a mask, which only shifts, for a second signal.
         logits = logits.masked_fill(~attn_mask, -math.inf) if is_bool else logits - (-attn_mask)
-    weights = on_attention(logits.softmax(dim=-1))
+    weights = logits.softmax(dim=-1)
+    weights = weights if on_attention is None else on_attention(weights)
     return F.dropout(weights, dropout_p) @ value
 
 
@@ -167,19 +147,18 @@ def explicit_multi_head(
         return rearrange(F.linear(x, weight, bias), "t b (h d) -> b h t d", h=num_heads)
 
     q, k, v = (heads(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
-    if attend is not None:
-        mixed = rearrange(other_attention(q, k, v, attn_mask, attend=attend), "b h t d -> t b (h d)")
-        return F.linear(mixed, out_proj_weight, out_proj_bias), None
     seen: list[Tensor] = []
 
     def keep(matrix: Tensor) -> Tensor:
         seen.append(matrix if on_attention is None else on_attention(matrix))
         return seen[-1]
 
-    mixed = explicit_attention(q, k, v, attn_mask, dropout_p if training else 0.0, on_attention=keep)
-    mixed = rearrange(mixed, "b h t d -> t b (h d)")
-    returned = seen[0].mean(dim=1) if average_attn_weights else seen[0]
-    return F.linear(mixed, out_proj_weight, out_proj_bias), returned if need_weights else None
+    rate = dropout_p if training else 0.0
+    mixed = explicit_attention(q, k, v, attn_mask, rate, on_attention=keep, attend=attend)
+    output = F.linear(rearrange(mixed, "b h t d -> t b (h d)"), out_proj_weight, out_proj_bias)
+    if not (need_weights and seen):
+        return output, None
+    return output, seen[0].mean(dim=1) if average_attn_weights else seen[0]
 
 
 def _has_rare_options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

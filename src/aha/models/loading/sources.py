@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -350,21 +351,17 @@ def load_demo(name: str, request: Request) -> Loaded:
     return Loaded(module, preprocessing, imagenet_names())
 
 
-class _library_errors:  # noqa: N801  # reads as a statement: with _library_errors(...)
+@contextmanager
+def _library_errors(what: str) -> Iterator[None]:
     """Turns whatever a library or hub throws into one line of ours, with the cause kept for debugging."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: Any) -> None:
-        if error is None or not isinstance(error, Exception) or isinstance(error, ModelError):
-            return
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         advice = "offline? pass weights=FILE, or pretrained=False for random weights"
-        raise ModelError(f"cannot load {self._what}: {reason} ({advice})") from error
+        raise ModelError(f"cannot load {what}: {reason} ({advice})") from error
 
 
 def list_sources() -> dict[str, list[str]]:

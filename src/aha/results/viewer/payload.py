@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
@@ -14,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from aha.core.axes import VOLUME
+from aha.core.pictures import encoded
 from aha.data.batches import Subject
 from aha.drawing.colours import DIVERGING, SEQUENTIAL, lookup_table
 from aha.errors import OutputError
@@ -157,7 +157,7 @@ def _picture(subject: Subject) -> PictureRecord:
     pixels = torch.from_numpy(np.asarray(view).copy()).permute(2, 0, 1).float() / 255  # (3, H, W)
     default = Blur()
     blank = blurred(pixels[None], default.kernel, default.sigma)[0]
-    return {"name": subject.name, "view": _encoded(view), "blank": _encoded(_as_image(blank))}
+    return {"name": subject.name, "view": _text(encoded(view, "PNG")), "blank": _text(encoded(_as_image(blank), "PNG"))}
 
 
 def _model_view(subject: Subject) -> Image.Image:
@@ -171,12 +171,6 @@ def _model_view(subject: Subject) -> Image.Image:
 
 def _as_image(pixels: Tensor) -> Image.Image:
     return Image.fromarray((pixels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())
-
-
-def _encoded(image: Image.Image) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return _text(buffer.getvalue())
 
 
 def _text(content: bytes) -> str:

@@ -16,7 +16,7 @@ from aha.web.records import SEED, map_record, packed
 from aha.web.workbench import MAPS, Workbench
 
 
-def ask_change(bench: Workbench, owner: str, contrast: str, first: int, second: int, reference: str) -> State:
+def ask_change(bench: Workbench, owner: str, contrast: str, first: int, second: int, reference: str = "blur") -> State:
     """The scores of two classes while the pixels that speak for the first rather than the second go.
 
     Args:

@@ -31,7 +31,13 @@ MOST_REFERENCES = 4
 STANDARD = (Black(), Mean(), Blur())
 
 
-def ask_curves(bench: Workbench, owner: str, key_of_map: str, references: Sequence[str], steps: int = STEPS) -> State:
+def ask_curves(
+    bench: Workbench,
+    owner: str,
+    key_of_map: str,
+    references: Sequence[str] = ("black", "mean", "blur"),
+    steps: int = STEPS,
+) -> State:
     """Deletion and insertion curves of a map that was made before."""
     record = known_map(bench, key_of_map)
     served = bench.model_of(record)

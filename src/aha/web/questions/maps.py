@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -10,7 +11,7 @@ from aha.api import explain
 from aha.errors import AhaError, SpecError
 from aha.methods import Method
 from aha.web.jobs import Busy, Job
-from aha.web.payloads import MapResult, MethodRefusal, MethodState, SeveralMaps, State
+from aha.web.payloads import AskedTarget, MapResult, State
 from aha.web.records import SEED, map_record, packed
 from aha.web.served import Served
 from aha.web.workbench import Workbench
@@ -29,8 +30,9 @@ def ask_map(bench: Workbench, owner: str, picture: str, model: str, method: str,
         batch = bench.pictures.batch(picture, served.model)
         found = explain(served.model, batch, chosen, target, seed=SEED)
         bench.costs.learn(served, chosen, job.count_images())
+        label = served.model.class_name(target)
         put_map(
-            bench, served, picture, chosen, target, found.maps[0], score=float(found.scores[0]), seconds=found.seconds
+            bench, served, picture, key, chosen, target, label, found.maps[0], float(found.scores[0]), found.seconds
         )
 
     return bench.ask(key, str(chosen), served, work, owner, bench.place_of(served, chosen))
@@ -38,13 +40,13 @@ def ask_map(bench: Workbench, owner: str, picture: str, model: str, method: str,
 
 def ask_maps(
     bench: Workbench, owner: str, picture: str, model: str, methods: Sequence[str], target: int
-) -> SeveralMaps:
+) -> dict[str, Any]:
     """Several methods' maps, cheap ones first; one answer for each, in their order: a state, or why not."""
     if not 1 <= len(methods) <= MOST_METHODS:
         raise SpecError(f"name 1 to {MOST_METHODS} methods")
     served = bench.model(model)
     bench.check(picture, served, [target])
-    answers: dict[str, MethodState | MethodRefusal] = {}
+    answers: dict[str, dict[str, Any]] = {}
     costs: dict[str, int] = {}
     for text in methods:
         try:
@@ -65,15 +67,16 @@ def put_map(
     bench: Workbench,
     served: Served,
     picture: str,
+    key: str,
     method: Method,
     target: int,
+    label: str,
     values: Tensor,
-    *,
     score: float,
     seconds: float,
-) -> str:
-    """Keeps a map; its key."""
-    key = map_key(bench, served, picture, method, target)
+    asked: AskedTarget | None = None,
+) -> None:
+    """Keeps a map under its key."""
     record: MapResult = {
         "kind": "map",
         "key": key,
@@ -81,14 +84,13 @@ def put_map(
         "model": bench.identity_of(served),
         "method": str(method),
         "target": target,
-        "label": served.model.class_name(target),
+        "label": label,
         "score": score,
         "seconds": seconds,
-        "asked": None,
+        "asked": asked,
         **map_record(values),
     }
     bench.store.put("results", key, record, packed({"values": values.numpy()}))
-    return key
 
 
 def known_map(bench: Workbench, key: str) -> MapResult:
@@ -105,5 +107,5 @@ def map_key(bench: Workbench, served: Served, picture: str, method: Method, targ
     return bench.key_of(served, "map", picture, method.fingerprint(served.model), target, SEED)
 
 
-def _refusal(method: str, error: AhaError) -> MethodRefusal:
+def _refusal(method: str, error: AhaError) -> dict[str, Any]:
     return {"method": method, "error": " ".join(str(error).split())}

@@ -28,10 +28,11 @@ def ask_painted(
     owner: str,
     picture: str,
     model: str,
-    cells: tuple[int, int],
+    rows: int,
+    columns: int,
     bits: str,
     reference: str,
-    classes: Sequence[int],
+    classes: Sequence[int] = (),
 ) -> State:
     """Scores of the named classes, and the best ones, when the marked cells of a grid show the reference instead.
 
@@ -40,7 +41,7 @@ def ask_painted(
         owner: the visitor.
         picture: key of the picture.
         model: name of the model.
-        cells: rows and columns of a grid over the model's input.
+        rows, columns: of a grid over the model's input.
         bits: one bit for each cell, row by row, the first in the highest bit of its byte; base64. 1 is brushed away.
         reference: what is shown there.
         classes: whose scores are wanted in any case.
@@ -50,8 +51,8 @@ def ask_painted(
         raise SpecError(f"name at most {MOST_CLASSES} classes")
     bench.check(picture, served, classes)
     chosen = allowed_reference(reference)
-    gone = unpacked(bits, cells)
-    key = bench.key_of(served, "painted", picture, str(chosen), *cells, bits, *classes)
+    gone = unpacked(bits, (rows, columns))
+    key = bench.key_of(served, "painted", picture, str(chosen), rows, columns, bits, *classes)
 
     def work(_job: Job) -> None:
         sample, target = bench.sample(served, picture), served.model

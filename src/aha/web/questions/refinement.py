@@ -10,7 +10,7 @@ import torch
 from aha.core.progress import in_parts, part
 from aha.errors import SpecError
 from aha.learned.library import explainer_of
-from aha.learned.refinement import RefinementConfig, refined_maps
+from aha.learned.refinement import RefinementConfig, Refining
 from aha.methods.aha import AHA
 from aha.web.jobs import Job
 from aha.web.payloads import RefinementResult, RefinementStep, State
@@ -47,7 +47,7 @@ def ask_refinement(
         inputs, classes = sample.inputs[None], torch.tensor([target], device=chosen.device)
         before = time.perf_counter()
         score = float(chosen.scores(inputs, classes))
-        refining = refined_maps(found, chosen, inputs, classes, rounds, config)
+        refining = Refining.start(found, chosen, inputs, classes, config).course(rounds)
         for step in in_parts(range(rounds + 1)):
             with part(0, drawing, both):
                 maps, losses = next(refining)
@@ -56,7 +56,7 @@ def ask_refinement(
             method = replace(base, refine=step)
             own = map_key(bench, served, picture, method, target)
             if bench.store.find("results", own) is None:
-                put_map(bench, served, picture, method, target, values, score=score, seconds=seconds)
+                put_map(bench, served, picture, own, method, target, chosen.class_name(target), values, score, seconds)
             # The map can be looked at while it is being measured, which takes longer than the step itself.
             found_so_far: RefinementStep = {"step": step, "map": own, "curves": None, "loss": float(losses[0])}
             job.parts.append(found_so_far)

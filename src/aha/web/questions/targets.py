@@ -16,8 +16,9 @@ from aha.targets.regions import Region
 from aha.web.jobs import Job
 from aha.web.payloads import AskedTarget, MapResult, State
 from aha.web.policy import allowed_target
+from aha.web.questions.maps import put_map
 from aha.web.questions.painting import unpacked
-from aha.web.records import SEED, map_record, packed
+from aha.web.records import SEED
 from aha.web.served import Served
 from aha.web.workbench import Workbench
 
@@ -28,10 +29,11 @@ def ask_target(
     picture: str,
     model: str,
     method: str,
-    target: str,
-    cls: str,
-    cells: tuple[int, int],
-    bits: str,
+    target: str = "",
+    cls: str = "",
+    rows: int = 0,
+    columns: int = 0,
+    bits: str = "",
 ) -> State:
     """One method's map of a target.
 
@@ -43,11 +45,11 @@ def ask_target(
         method: as text.
         target: as text, in pixels of the picture; or empty, for a region that is brushed.
         cls: class of a brushed region, by name or number; the best one there if it is empty.
-        cells: rows and columns of a grid over the model's input.
+        rows, columns: of a grid over the model's input.
         bits: the brushed cells, as in `ask_painted`.
     """
     served = bench.model(model)
-    asked: AskedTarget = {"text": target, "cls": cls, "rows": cells[0], "columns": cells[1], "bits": bits}
+    asked: AskedTarget = {"text": target, "cls": cls, "rows": rows, "columns": columns, "bits": bits}
     objective = target_of(served, asked, None)
     chosen = served.method(method, objective.view(served.model))
     bench.pictures.record(picture)
@@ -58,20 +60,9 @@ def ask_target(
         bound = target_of(served, asked, batch.subjects[0].geometry)
         found = explain(served.model, batch, chosen, bound, seed=SEED)
         bench.costs.learn(served, chosen, job.count_images())
-        record: MapResult = {
-            "kind": "map",
-            "key": key,
-            "picture": picture,
-            "model": bench.identity_of(served),
-            "method": str(chosen),
-            "target": int(found.targets[0]),
-            "label": "the brushed region" if bits else found.labels[0],
-            "score": float(found.scores[0]),
-            "seconds": found.seconds,
-            "asked": asked,
-            **map_record(found.maps[0]),
-        }
-        bench.store.put("results", key, record, packed({"values": found.maps[0].numpy()}))
+        number, score = int(found.targets[0]), float(found.scores[0])
+        label = "the brushed region" if bits else found.labels[0]
+        put_map(bench, served, picture, key, chosen, number, label, found.maps[0], score, found.seconds, asked)
 
     return bench.ask(key, str(chosen), served, work, owner, bench.place_of(served, chosen))
 

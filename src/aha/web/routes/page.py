@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +16,6 @@ from aha.drawing.colours import lookup_table
 from aha.methods import METHODS, list_methods
 from aha.methods.var import Var
 from aha.web import pictures as limits
-from aha.web.payloads import About, MethodAbout, ModelAbout
 from aha.web.policy import REFERENCES
 from aha.web.questions.curves import COARSE_STEPS, STEPS
 from aha.web.questions.refinement import ROUNDS
@@ -66,7 +66,8 @@ def page_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
     ]
 
 
-def _about(bench: Workbench, runs: Sequence[Run]) -> About:
+def _about(bench: Workbench, runs: Sequence[Run]) -> dict[str, Any]:
+    """Everything on offer, and its limits."""
     return {
         "version": __version__,
         "models": [_describe(served) for served in bench.served.values()],
@@ -82,7 +83,7 @@ def _about(bench: Workbench, runs: Sequence[Run]) -> About:
     }
 
 
-def _describe(served: Served) -> ModelAbout:
+def _describe(served: Served) -> dict[str, Any]:
     """A model for the page: what it is, and the methods that fit it."""
     model, fitting = served.model, served.fitting
     height, width = model.stated_preprocessing().size
@@ -106,5 +107,5 @@ def _describe(served: Served) -> ModelAbout:
     }
 
 
-def _method(text: str, name: str, more: str = "") -> MethodAbout:
+def _method(text: str, name: str, more: str = "") -> dict[str, str]:
     return {"text": text, "family": METHODS[name].family, "summary": first_line(METHODS[name]) + more}

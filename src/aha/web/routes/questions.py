@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from inspect import signature
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -12,20 +12,21 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from aha.models.loading.class_names import perhaps_meant, synonyms_of, with_words
-from aha.web.payloads import ClassSearch, NamedClass, SeveralMaps, State
+from aha.web.payloads import NamedClass
 from aha.web.questions.change import ask_change
 from aha.web.questions.classes import ask_classes
 from aha.web.questions.contrast import ask_contrast
-from aha.web.questions.curves import STEPS, ask_curves
+from aha.web.questions.curves import ask_curves
 from aha.web.questions.maps import ask_map, ask_maps
 from aha.web.questions.painting import ask_painted
-from aha.web.questions.refinement import ROUNDS, ask_refinement
+from aha.web.questions.refinement import ask_refinement
 from aha.web.questions.targets import ask_target
 from aha.web.requests import Fields, answer, owner_of
 from aha.web.served import Served
 from aha.web.workbench import Workbench
 
 _MOST_FOUND = 24
+_NAMES = {"cls": "class", "key_of_map": "map"}  # of fields, where Python has another one
 _SECONDS_TO_ANSWER = 0.25  # that a quick question is waited for, rather than asked about again
 
 
@@ -36,106 +37,40 @@ def question_routes(bench: Workbench) -> list[Route]:
         served = bench.model(request.query_params.get("model", ""))
         served.check_classes()
         search = request.query_params.get("search", "")[:100]
-        found: ClassSearch = {"classes": _matching(served, search), "near": _near(served, search)}
-        return answer(found)
+        return answer({"classes": _matching(served, search), "near": _near(served, search)})
+
+    def question(path: str, ask: Callable[..., Any], *, is_quick: bool = False) -> Route:
+        """Reads as fields what `ask` takes besides the workbench and the visitor, by their names and types."""
+        _, _, *wanted = signature(ask, eval_str=True).parameters.values()
+
+        def answered(owner: str, values: dict[str, Any]) -> Any:
+            state = ask(bench, owner, **values)
+            # What follows a brush must not wait for a second request.
+            if is_quick and state["status"] != "done" and (job := bench.jobs.wait(state["key"], _SECONDS_TO_ANSWER)):
+                return bench.state(job)
+            return state
+
+        async def asked(request: Request) -> Response:
+            fields = await Fields.of(request)
+            values = {each.name: fields.take_for(each, _NAMES.get(each.name, each.name)) for each in wanted}
+            fields.end()
+            state = await run_in_threadpool(answered, owner_of(request), values)
+            return answer(state, 200 if state["status"] == "done" else 202)
+
+        return Route(path, asked, methods=["POST"])
 
     return [
         Route("/api/classes", find_classes, methods=["GET"]),
-        _question("/api/classes", partial(ask_classes, bench), _subject),
-        _question(
-            "/api/maps",
-            partial(ask_map, bench),
-            lambda fields: (*_subject(fields), fields.take("method", str), fields.take("target", int)),
-        ),
-        _question(
-            "/api/targets",
-            partial(ask_target, bench),
-            lambda fields: (
-                *_subject(fields),
-                fields.take("method", str),
-                fields.take("target", str, ""),
-                fields.take("class", str, ""),
-                (fields.take("rows", int, 0), fields.take("columns", int, 0)),
-                fields.take("bits", str, ""),
-            ),
-        ),
-        _question(
-            "/api/maps/several",
-            partial(ask_maps, bench),
-            lambda fields: (*_subject(fields), fields.take_list("methods", str), fields.take("target", int)),
-        ),
-        _question(
-            "/api/paintings",
-            partial(_answered_soon, bench, partial(ask_painted, bench)),
-            lambda fields: (
-                *_subject(fields),
-                (fields.take("rows", int), fields.take("columns", int)),
-                fields.take("bits", str),
-                fields.take("reference", str),
-                fields.take_list("classes", int, []),
-            ),
-        ),
-        _question(
-            "/api/changes",
-            partial(ask_change, bench),
-            lambda fields: (
-                fields.take("contrast", str),
-                fields.take("first", int),
-                fields.take("second", int),
-                fields.take("reference", str, "blur"),
-            ),
-        ),
-        _question(
-            "/api/curves",
-            partial(ask_curves, bench),
-            lambda fields: (
-                fields.take("map", str),
-                fields.take_list("references", str, ["black", "mean", "blur"]),
-                fields.take("steps", int, STEPS),
-            ),
-        ),
-        _question(
-            "/api/refinements",
-            partial(ask_refinement, bench),
-            lambda fields: (
-                *_subject(fields),
-                fields.take("target", int),
-                fields.take("rounds", int, ROUNDS),
-                fields.take("explainer", str, ""),
-            ),
-        ),
-        _question(
-            "/api/contrasts",
-            partial(ask_contrast, bench),
-            lambda fields: (*_subject(fields), fields.take("method", str), fields.take_list("classes", int)),
-        ),
+        question("/api/classes", ask_classes),
+        question("/api/maps", ask_map),
+        question("/api/targets", ask_target),
+        question("/api/maps/several", ask_maps),
+        question("/api/paintings", ask_painted, is_quick=True),
+        question("/api/changes", ask_change),
+        question("/api/curves", ask_curves),
+        question("/api/refinements", ask_refinement),
+        question("/api/contrasts", ask_contrast),
     ]
-
-
-def _subject(fields: Fields) -> tuple[str, str]:
-    return fields.take("picture", str), fields.take("model", str)
-
-
-def _answered_soon(bench: Workbench, ask: Callable[..., State], *values: Any) -> State:
-    """The answer itself if it comes within a moment: what follows a brush must not wait for a second request."""
-    state = ask(*values)
-    if state["status"] == "done":
-        return state
-    job = bench.jobs.wait(state["key"], _SECONDS_TO_ANSWER)
-    return state if job is None else bench.state(job)
-
-
-def _question(path: str, ask: Callable[..., State | SeveralMaps], taken: Callable[[Fields], tuple[Any, ...]]) -> Route:
-    """Reads the fields in the order in which `ask` wants them, after the name of the visitor."""
-
-    async def asked(request: Request) -> Response:
-        fields = await Fields.of(request)
-        values = taken(fields)
-        fields.end()
-        state = await run_in_threadpool(ask, owner_of(request), *values)
-        return answer(state, 200 if state["status"] == "done" else 202)
-
-    return Route(path, asked, methods=["POST"])
 
 
 def _near(served: Served, search: str) -> list[str]:

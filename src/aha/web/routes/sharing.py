@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from aha.core.disk import result_key
 from aha.web.bundles import bundle, snippet
-from aha.web.payloads import Session, SharedSession
+from aha.web.payloads import Session
 from aha.web.requests import Fields, answer, binary
 from aha.web.workbench import Workbench
 
@@ -38,8 +38,7 @@ def sharing_routes(bench: Workbench) -> list[Route]:
         """A session that was kept, with the records of the pictures that are still here."""
         kept = bench.store.get("sessions", request.path_params["key"])
         found = [bench.store.find("pictures", key) for key in kept["pictures"]]
-        shared: SharedSession = {"view": kept["view"], "pictures": [record for record in found if record is not None]}
-        return answer(shared)
+        return answer({"view": kept["view"], "pictures": [record for record in found if record is not None]})
 
     def maps_bundle(request: Request) -> Response:
         return binary(bundle(bench, _maps(request)), "application/zip", name="aha-maps.zip")
