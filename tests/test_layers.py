@@ -174,18 +174,6 @@ def test_methods_see_models_through_their_public_names() -> None:
     assert wrong == []
 
 
-# Still there twice: the records of what is stored, which change together.
-_TWICE = {
-    "Failure",
-    "MapRecord",
-    "PictureRecord",
-    "Run",
-    "Settings",
-    "State",
-    "Value",
-}
-
-
 def test_no_public_class_name_is_there_twice() -> None:
     """One name, one thing: who reads `Batch` in a signature need not look up which."""
     places = defaultdict(list)
@@ -195,5 +183,4 @@ def test_no_public_class_name_is_there_twice() -> None:
         for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(ROOT)))
-    assert {name: own for name, own in places.items() if len(own) > 1 and name not in _TWICE} == {}
-    assert {name for name in _TWICE if len(places[name]) < 2} == set(), "now there once; take them off the list"
+    assert {name: own for name, own in places.items() if len(own) > 1} == {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,14 +27,7 @@ from aha.methods.base import UPSAMPLING, in_one_pass
 from aha.models import NOTHING, TargetModel
 from aha.results.folder import MapRecord, ResultFolder, ResultItem
 from aha.results.index_page import write_index
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A picture that could not be explained, and why."""
-
-    image: str
-    error: str
+from aha.results.score_table import Failure
 
 
 def folder_beside(data: str) -> Path:
@@ -186,8 +178,7 @@ class FileRun:
                 picture = read_image(image.content())
                 values, geometry = preprocess(picture)
             except (ImageError, OSError) as error:
-                text = str(error)
-                self.failures.append(Failure(image.id, text if image.id in text else f"{image.id}: {text}"))
+                self.failures.append(Failure.of_image(image.id, error))
                 on_progress(1)
             else:
                 images.append(image)

@@ -16,7 +16,7 @@ from aha.web.app import create_app
 from aha.web.cache import Cache
 from aha.web.jobs import Jobs
 from aha.web.pictures import Pictures, find_examples
-from aha.web.runs import Run
+from aha.web.runs import ServedRun
 from aha.web.served import Served
 from aha.web.workbench import Workbench
 
@@ -41,7 +41,7 @@ def make_bench(model: TargetModel, cache: Path, gallery: Path, **limits: Any) ->
     return Workbench([Served(MODEL, model, options)], pictures, store, Jobs(**limits))
 
 
-def make_client(bench: Workbench, runs: list[Run] | None = None, **options: Any) -> TestClient:
+def make_client(bench: Workbench, runs: list[ServedRun] | None = None, **options: Any) -> TestClient:
     # Errors inside must come out as answers, not as exceptions of the test client.
     return TestClient(create_app(bench, runs or [], **options), base_url=ADDRESS, raise_server_exceptions=False)
 

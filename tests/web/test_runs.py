@@ -13,7 +13,7 @@ from aha.bench import Plan, run
 from aha.errors import MetricError, OutputError
 from aha.models import TargetModel
 from aha.results.score_table import Row
-from aha.web.runs import Run, read_runs
+from aha.web.runs import ServedRun, read_runs
 
 METHODS = ("center_map", "edge_map")
 
@@ -45,7 +45,7 @@ def test_a_metric_of_two_protocols_is_two_columns(
         Row("a.png", "edge_map", "ins_del", protocol, 0, reference, value)
         for protocol, reference, value in [("few", "black", 0.1), ("few", "average", 0.2), ("many", "average", 0.3)]
     ]
-    one = Run(study, "both", MODEL, rows)
+    one = ServedRun(study, "both", MODEL, rows)
     assert [(c["metric"], c["protocol"], c["reference"]) for c in one.overview()["columns"]] == [
         ("ins_del", "few", "average"),
         ("ins_del", "many", "average"),

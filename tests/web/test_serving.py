@@ -19,7 +19,7 @@ from aha.learned.settings import Design
 from aha.models import load_model
 from aha.web import serving
 from aha.web.questions import refinement
-from aha.web.serving import Settings, make_app
+from aha.web.serving import ServerSettings, make_app
 from command_line import MODEL as MODEL_OPTIONS
 from command_line import assert_refused, run
 
@@ -34,14 +34,14 @@ def explainer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def settings(explainer: Path, gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def settings(explainer: Path, gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> ServerSettings:
     cache = tmp_path_factory.mktemp("served")
-    return Settings(
+    return ServerSettings(
         models=[MODEL], pretrained=False, explainers=[explainer], images=[gallery], cache=cache, device="cpu"
     )
 
 
-def test_a_refined_map_is_there_before_its_curves(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refined_map_is_there_before_its_curves(settings: ServerSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     may_measure, measure = threading.Event(), refinement.put_curves
 
     def measure_later(*args: Any) -> str:
@@ -66,7 +66,7 @@ def test_a_refined_map_is_there_before_its_curves(settings: Settings, monkeypatc
         assert all(step["curves"] for step in found["steps"])
 
 
-def test_refinement_step_by_step(settings: Settings, explainer: Path) -> None:
+def test_refinement_step_by_step(settings: ServerSettings, explainer: Path) -> None:
     with TestClient(make_app(settings), base_url=ADDRESS) as client:
         (model,) = client.get("/api/about").json()["models"]
         method = model["methods"][0]["text"]
@@ -92,7 +92,7 @@ def test_refinement_step_by_step(settings: Settings, explainer: Path) -> None:
 
 
 def test_an_explainer_of_another_model_is_refused(explainer: Path, gallery: Path, tmp_path: Path) -> None:
-    wrong = Settings(
+    wrong = ServerSettings(
         models=["timm:test_vit"],
         pretrained=False,
         explainers=[explainer],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -218,7 +217,7 @@ def _report(run: FileRun | ShardRun, *, json: bool, quiet: bool) -> None:
                 "done": run.done,
                 "skipped": run.skipped,
                 "failed": len(run.failures),
-                "failures": [asdict(failure) for failure in run.failures],
+                "failures": [{"image": failure.image, "error": failure.reason} for failure in run.failures],
             }
             | ({"cards": [dict(zip(_CARD, card, strict=True)) for card in cards]} if cards else {})
         )
@@ -230,7 +229,7 @@ def _report(run: FileRun | ShardRun, *, json: bool, quiet: bool) -> None:
         if index is not None:
             typer.echo(f"all maps on one page: {index}")
     for failure in run.failures[:_SHOWN_FAILURES]:
-        say_error(failure.error)
+        say_error(failure.reason)
     if len(run.failures) > _SHOWN_FAILURES:
         say_error(f"and {len(run.failures) - _SHOWN_FAILURES} more; --json lists all of them")
     if run.failures:

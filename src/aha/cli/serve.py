@@ -60,7 +60,7 @@ def serve(
 
             raise MissingExtra("the explorer", "web") from None
 
-        settings = serving.Settings(
+        settings = serving.ServerSettings(
             models=model or (),
             weights=files,
             pretrained=not no_pretrained,

@@ -25,12 +25,12 @@ from aha.core.launch import parts_of
 from aha.core.store import read_record, write_record
 from aha.data.datasets import BenchImage, content_digest
 from aha.errors import AhaError, DamageWarning, OutputError, SpecError
-from aha.explain_folder import Failure
 from aha.interop.arrow import Batch, Explain, arrow, keys_of, pictures_of
 from aha.interop.shelf import SUFFIXES, Format, Shelf
 from aha.methods import Method, load_method
 from aha.methods.base import UPSAMPLING
 from aha.models import TargetModel
+from aha.results.score_table import Failure
 
 RECORD = "shards.json"
 _NO_MATTER = ("device", "batch_size")  # options that no result depends on
@@ -103,8 +103,7 @@ class ShardRun:
             try:
                 picture = image.content()  # mostly a path, whose file is opened where it is explained
             except AhaError as error:
-                text = str(error)
-                self.failures.append(Failure(image.id, text if image.id in text else f"{image.id}: {text}"))
+                self.failures.append(Failure.of_image(image.id, error))
                 continue
             for name, value in (("key", image.id), ("image", picture), ("label", image.label)):
                 batch[name].append(value)
@@ -116,7 +115,7 @@ class ShardRun:
         """Adds a worker's report on a shard."""
         self.done += report["done"]
         self.skipped += report["skipped"]
-        self.failures += [Failure(key, reason) for key, reason in json.loads(report["failures"])]
+        self.failures += [Failure(key, "", "", reason) for key, reason in json.loads(report["failures"])]
 
 
 class WriteShards(Explain):

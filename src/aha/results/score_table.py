@@ -40,12 +40,18 @@ class Row(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What could not be measured, and why."""
+    """What could not be explained or measured, and why; without a method or metric it holds for all of them."""
 
     image: str
     method: str
     metric: str
     reason: str
+
+    @classmethod
+    def of_image(cls, image: str, error: Exception) -> Failure:
+        """An image that cannot be read; the reason names it."""
+        text = str(error)
+        return cls(image, "", "", text if image in text else f"{image}: {text}")
 
 
 class CurveRow(NamedTuple):

@@ -7,8 +7,8 @@ from aha.targets.boxes import Box as box
 from aha.targets.classes import Contrast as contrast
 from aha.targets.classes import Logit as logit
 from aha.targets.classes import LogOdds as log_odds
+from aha.targets.classes import Output as value
 from aha.targets.classes import Probability as probability
-from aha.targets.classes import Value as value
 from aha.targets.embeddings import Similarity as similarity
 from aha.targets.embeddings import embedding
 from aha.targets.regions import Region as region

@@ -54,7 +54,7 @@ class Contrast(Number):
 
 @objective("value")
 @dataclass(frozen=True)
-class Value(Number):
+class Output(Number):
     """One output as it is: of a regression, an embedding, or a class without any softmax."""
 
     index: int

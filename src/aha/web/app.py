@@ -17,13 +17,13 @@ from aha.web.guard import Guard
 from aha.web.jobs import Busy
 from aha.web.requests import Refused, answer
 from aha.web.routes import all_routes
-from aha.web.runs import Run
+from aha.web.runs import ServedRun
 from aha.web.workbench import Workbench
 
 
 def create_app(
     bench: Workbench,
-    runs: Sequence[Run] = (),
+    runs: Sequence[ServedRun] = (),
     *,
     token: str = "",
     report: Callable[[str], None] = lambda line: None,

@@ -25,7 +25,7 @@ _WHISKERS = 1.5  # quartile ranges beyond the quartiles, as in a box plot
 
 
 @dataclass(frozen=True)
-class Run:
+class ServedRun:
     """Scores of one model and kind of target, from a folder that `aha evaluate` or `aha bench` wrote.
 
     Attributes:
@@ -122,7 +122,7 @@ class Run:
         return next((place for place in places if place.is_file()), Path(image))
 
 
-def read_runs(folder: Path) -> list[Run]:
+def read_runs(folder: Path) -> list[ServedRun]:
     """Reads a folder once; a benchmark gives one run for each model and kind of target.
 
     Raises:
@@ -135,7 +135,7 @@ def read_runs(folder: Path) -> list[Run]:
     name = folder.resolve().name
     titles = [name] if len(groups) == 1 else [f"{name}: {group.model}, {group.target_kind}" for group in groups]
     named = zip(titles, groups, strict=True)
-    return [Run(folder, title, group.model, group.scores.rows, roots) for title, group in named]
+    return [ServedRun(folder, title, group.model, group.scores.rows, roots) for title, group in named]
 
 
 def _roots(plans: Sequence[PlanEntry]) -> list[Path]:

@@ -39,7 +39,7 @@ _FIRST = "camera.png"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """What the command line says.
 
     Attributes:
@@ -63,7 +63,7 @@ class Settings:
     batch_size: int = 16
 
 
-def make_app(settings: Settings, *, token: str = "", report: Callable[[str], None] = lambda line: None) -> Guard:
+def make_app(settings: ServerSettings, *, token: str = "", report: Callable[[str], None] = lambda line: None) -> Guard:
     """Everything that can be wrong is found here, before the first visitor."""
     runs = [run for folder in settings.runs for run in read_runs(folder)]
     examples = find_examples(settings.images) if settings.images else _demo_examples()
@@ -118,7 +118,7 @@ def server_config(app: Guard) -> uvicorn.Config:
     )
 
 
-def _load(settings: Settings) -> list[Served]:
+def _load(settings: ServerSettings) -> list[Served]:
     names = list(settings.models) or [MODEL]
     if len(settings.weights) > len(names):
         raise ModelError(f"{len(settings.weights)} weights files for {len(names)} models; name them in the same order")

@@ -39,7 +39,7 @@ RUN, STATE, BEST, LAST, FAILED = "run.json", "state.pt", "explainer", "last", "f
 
 
 @dataclass
-class State:
+class TrainingState:
     """Everything that changes during a run.
 
     Attributes:
@@ -61,7 +61,7 @@ class State:
     is_whole: bool = True
 
     @classmethod
-    def fresh(cls, explainer: Explainer, config: TrainConfig) -> State:
+    def fresh(cls, explainer: Explainer, config: TrainConfig) -> TrainingState:
         """Before the first step."""
         average = {name: value.clone() for name, value in explainer.state_dict().items()}
         learned = [one for one in explainer.parameters() if one.requires_grad]
@@ -124,7 +124,7 @@ class RunFolder:
         finally:
             lock.release()
 
-    def kept(self, state: State) -> Explainer:
+    def kept(self, state: TrainingState) -> Explainer:
         """The explainer as it is saved and measured: with averaged weights if there is an average."""
         explainer = Explainer(state.explainer.config).to(next(state.explainer.parameters()).device)
         explainer.adopt_encoder(state.explainer)
@@ -136,7 +136,7 @@ class RunFolder:
         explainer.config = replace(explainer.config, scores=scores)
         self._save_explainer(explainer, step, BEST)
 
-    def save(self, state: State) -> None:
+    def save(self, state: TrainingState) -> None:
         """All that is needed to continue, and the latest explainer."""
         content = {
             "explainer": state.explainer.state_dict(),
@@ -154,7 +154,7 @@ class RunFolder:
             write_atomically(self.out / STATE, lambda file: file.write(packed.getbuffer()))
         self._save_explainer(self.kept(state), state.step, LAST)
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: TrainingState) -> None:
         """The state as it was saved."""
         device = next(state.explainer.parameters()).device
         content = _read_state(self.out / STATE, device)

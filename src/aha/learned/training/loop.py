@@ -30,7 +30,7 @@ from aha.learned.loss import objective
 from aha.learned.regions import random_regions, stratified_counts
 from aha.learned.seeds import LOOK, STEP, generator_for
 from aha.learned.settings import Settings, TrainConfig, load_settings
-from aha.learned.training.checkpoints import BEST, LAST, RunFolder, State
+from aha.learned.training.checkpoints import BEST, LAST, RunFolder, TrainingState
 from aha.learned.training.data import StepBatch, StepImages, split_samples, step_batches
 from aha.learned.training.distributed import Engine
 from aha.learned.training.initialization import fresh_explainer, orient_evidence
@@ -150,7 +150,7 @@ class _Run:
         if is_new and not resume:
             orient_evidence(explainer, target, self.samples, self.config, self.engine)
         self.engine.start_alike(explainer)
-        state = State.fresh(explainer, self.config)
+        state = TrainingState.fresh(explainer, self.config)
         if resume:
             self.folder.restore(state)
         if not is_new and not state.step and not state.unrecorded:
@@ -160,7 +160,7 @@ class _Run:
         self.engine.wait()  # for the first process to have written it
         return Explainer.from_pretrained(self.folder.out / BEST, device=target.device)
 
-    def _learn(self, state: State, record: Callable[[Record], None]) -> None:
+    def _learn(self, state: TrainingState, record: Callable[[Record], None]) -> None:
         """The loop: all steps that remain; first the end of one that was interrupted after its update."""
         config, engine = self.config, self.engine
         if state.unrecorded:
@@ -198,7 +198,7 @@ class _Run:
                 state.unrecorded = figures | {"learning_rate": rate, "temperature": heat, "images_per_second": speed}
             self._finish_step(state, record)
 
-    def _finish_step(self, state: State, record: Callable[[Record], None]) -> None:
+    def _finish_step(self, state: TrainingState, record: Callable[[Record], None]) -> None:
         """What follows an update: it is measured and saved when that is due, and recorded."""
         config, figures, is_last = self.config, state.unrecorded, state.step == self.config.steps
         if is_last or (config.validate_every and state.step % config.validate_every == 0):
@@ -207,7 +207,7 @@ class _Run:
         if self.engine.is_first and (is_last or state.step % config.save_every == 0):
             self.folder.save(state)
 
-    def _measured(self, state: State) -> Record:
+    def _measured(self, state: TrainingState) -> Record:
         """Hard metrics on the held-out images, the mean over the models; the best explainer is kept."""
         explainer, members = self.folder.kept(state), self.zoo.members
         found = [validation_curves(explainer, target, self.held_out, self.config, self.engine) for target in members]
@@ -285,7 +285,7 @@ def temperature(config: TrainConfig, step: int) -> float:
 
 @contextmanager
 def _recorded(
-    folder: RunFolder, state: State, engine: Engine, on_step: Callable[[Record], None]
+    folder: RunFolder, state: TrainingState, engine: Engine, on_step: Callable[[Record], None]
 ) -> Iterator[Callable[[Record], None]]:
     """What takes each step's figures: the logbook and the caller. Ctrl-C inside the block saves the state first."""
     book = Logbook(folder.out, state.recorded) if engine.is_first else None

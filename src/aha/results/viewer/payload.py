@@ -29,7 +29,7 @@ MOST_MAPS = 60  # each is some hundred kilobytes of the page
 _LARGEST_SHORT = 2**16
 
 
-class CardRecord(TypedDict):
+class ViewerCard(TypedDict):
     """What a card says of a map."""
 
     curves: CurvesRecord
@@ -37,7 +37,7 @@ class CardRecord(TypedDict):
     sentence: str
 
 
-class MapRecord(Drawn):
+class ViewerMap(Drawn):
     """A map of one of the pictures; arrays are base64 of little-endian bytes."""
 
     picture: int
@@ -51,10 +51,10 @@ class MapRecord(Drawn):
     wide: bool
     ranks: str  # uint32 where they are wide, else uint16
     pixels: int  # that are ranked: those of the map, or all voxels of the volume whose slice it is
-    card: CardRecord | None
+    card: ViewerCard | None
 
 
-class PictureRecord(TypedDict):
+class ViewerPicture(TypedDict):
     """What the model sees of a picture, and the same blurred; PNG files in base64."""
 
     name: str
@@ -65,8 +65,8 @@ class PictureRecord(TypedDict):
 class Payload(TypedDict):
     """All that a viewer shows."""
 
-    pictures: list[PictureRecord]
-    maps: list[MapRecord]
+    pictures: list[ViewerPicture]
+    maps: list[ViewerMap]
     colours: dict[str, str]
     slices: int  # if the pictures are those of one volume
 
@@ -83,8 +83,8 @@ def payload(explanations: Sequence[Explanation]) -> Payload:
     if count > MOST_MAPS:
         raise OutputError(f"{count} maps are too many for one page; show at most {MOST_MAPS}, for example found[:10]")
     places: dict[tuple[str, tuple[int, int]], int] = {}
-    pictures: list[PictureRecord] = []
-    maps: list[MapRecord] = []
+    pictures: list[ViewerPicture] = []
+    maps: list[ViewerMap] = []
     for explanation in explanations:
         for index, subject in enumerate(explanation.subjects):
             key = (subject.name, subject.geometry.model)
@@ -117,7 +117,7 @@ def _slices(subject: Subject, values: Tensor, most: int) -> list[tuple[int, Subj
     ]
 
 
-def _map(explanation: Explanation, index: int, picture: int, number: int) -> MapRecord:
+def _map(explanation: Explanation, index: int, picture: int, number: int) -> ViewerMap:
     values = explanation.maps[index].nan_to_num(0.0)
     how = drawn(values.flatten(0, -2))  # of a volume: one scale for all slices
     ranks = rank_pixels(values, seed=int(str(explanation.settings.get("seed", 0)))).numpy()
@@ -142,7 +142,7 @@ def _map(explanation: Explanation, index: int, picture: int, number: int) -> Map
     }
 
 
-def _card(card: Card) -> CardRecord:
+def _card(card: Card) -> ViewerCard:
     random = card.baselines.get("random_map")
     return {
         "curves": curves_record(card.curves),
@@ -151,7 +151,7 @@ def _card(card: Card) -> CardRecord:
     }
 
 
-def _picture(subject: Subject) -> PictureRecord:
+def _picture(subject: Subject) -> ViewerPicture:
     """The part that the model sees, at its size, and the same blurred: what is shown where pixels are gone."""
     view = _model_view(subject)
     pixels = torch.from_numpy(np.asarray(view).copy()).permute(2, 0, 1).float() / 255  # (3, H, W)

@@ -16,11 +16,11 @@ from aha.web.routes.questions import question_routes
 from aha.web.routes.results import result_routes
 from aha.web.routes.runs import run_routes
 from aha.web.routes.sharing import sharing_routes
-from aha.web.runs import Run
+from aha.web.runs import ServedRun
 from aha.web.workbench import Workbench
 
 
-def all_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
+def all_routes(bench: Workbench, runs: Sequence[ServedRun]) -> list[Route]:
     """Every address with its endpoint."""
     return [
         *page_routes(bench, runs),

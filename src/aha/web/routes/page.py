@@ -20,7 +20,7 @@ from aha.web.policy import REFERENCES
 from aha.web.questions.curves import COARSE_STEPS, STEPS
 from aha.web.questions.refinement import ROUNDS
 from aha.web.requests import Refused, answer, binary
-from aha.web.runs import Run
+from aha.web.runs import ServedRun
 from aha.web.served import Served
 from aha.web.workbench import MOST_CLASSES, Workbench
 
@@ -33,7 +33,7 @@ SUGGESTED = ("grad_cam", "integrated_gradients(steps=20)", "smooth(gradient)")
 _KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
 
-def page_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
+def page_routes(bench: Workbench, runs: Sequence[ServedRun]) -> list[Route]:
     """The page, its scripts and styles, its colours."""
     # Read once: a request picks a name from this list and never makes a path.
     folders = [files(package) / "static" for package in ("aha.results.viewer", "aha.web")]
@@ -66,7 +66,7 @@ def page_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
     ]
 
 
-def _about(bench: Workbench, runs: Sequence[Run]) -> dict[str, Any]:
+def _about(bench: Workbench, runs: Sequence[ServedRun]) -> dict[str, Any]:
     """Everything on offer, and its limits."""
     return {
         "version": __version__,

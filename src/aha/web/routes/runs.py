@@ -11,16 +11,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from aha.web.requests import Fields, Refused, answer, asker_of, binary, number, unless_gone
-from aha.web.runs import Run
+from aha.web.runs import ServedRun
 from aha.web.workbench import Workbench
 
 _SANDBOX = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
 
 
-def run_routes(bench: Workbench, runs: Sequence[Run]) -> list[Route]:
+def run_routes(bench: Workbench, runs: Sequence[ServedRun]) -> list[Route]:
     """Tables of runs, their images, and the way from one of these to its picture."""
 
-    def chosen(request: Request) -> Run:
+    def chosen(request: Request) -> ServedRun:
         place = number(request.path_params["number"])
         if place >= len(runs):
             raise Refused(404, "there is no such run")
