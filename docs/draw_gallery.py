@@ -32,13 +32,14 @@ from aha.data.batches import Batch, iter_batches
 from aha.demo import MODEL, photographs
 from aha.drawing.render import contact_sheet
 from aha.errors import AhaError
+from aha.evaluation.cards import reference_curves
 from aha.methods import list_methods, load_method
 from aha.methods.base import UPSAMPLING
 from aha.metrics import Case, Sample
 from aha.metrics.curves.ins_del import InsDel
 from aha.models import TargetModel
 from aha.perturb.perturbation import area
-from aha.results.cards import average_curves, reference_curves
+from aha.results.cards import average_curves
 from aha.results.gallery import overlay, window
 
 DOCS = Path(__file__).parent

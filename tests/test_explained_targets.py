@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import aha
 import tiny_places
 import two_towers
-from aha.api import Asked
 from aha.bench.runner import planned_view
 from aha.errors import AhaError, CapabilityError, ModelError, OutputError, TargetError
 from aha.explain_folder import FileRun, find_pictures
+from aha.explaining import Asked
 from aha.learned.explainer import Explainer
 from aha.learned.library import remember
 from aha.learned.settings import Design

@@ -27,8 +27,9 @@ metrics
 learned
 methods
 results catalogue
-api
+explaining
 evaluation
+api
 bench explain_folder demo
 auditing truth
 web interop doctor

@@ -14,12 +14,11 @@ from aha.api import explain
 from aha.core.disk import check_writable
 from aha.data.batches import iter_batches
 from aha.errors import MissingExtra, OutputError
-from aha.metrics import Sample
+from aha.evaluation.cards import cards_of
 from aha.metrics.curves.ins_del import InsDel
 from aha.models import load_model
 from aha.perturb.references import Blur, Mean
 from aha.results import gallery
-from aha.results.cards import Card, CardMaker
 from aha.results.explanation import Explanation
 from aha.results.explanations import Explanations
 from aha.results.folder import MANIFEST
@@ -105,17 +104,17 @@ def run_demo(
     model = load_model(MODEL, device=device, batch_size=batch_size)
     rows: list[list[Explanation]] = []
     pages: list[gallery.Photograph] = []
-    maker = CardMaker(model, protocol=PROTOCOL, seed=seed)
     for name, batch in zip(names, iter_batches(model, paths, batch_size=1), strict=True):
         rows.append([])
-        cards: list[Card] = []
-        sample = Sample(model, batch.subjects[0].name, batch.inputs[0].to(model.device))
         for method in methods:
             found = explain(model, batch, method, TARGET, seed=seed, progress=False)  # the demo tells its own
             rows[-1].append(found)
-            cards.append(maker.card(sample, int(found.targets[0]), found.maps[0], found.method))
             manifest = found.save(out)
             on_progress(1)
+        # Of the top class, which comes first.
+        cards = [
+            own for (own,) in cards_of(model, batch, [found[:1] for found in rows[-1]], protocol=PROTOCOL, seed=seed)
+        ]
         predicted = gallery.predictions(model, batch.inputs)
         pages.append(gallery.photograph(PHOTOGRAPHS[name], rows[-1], predicted, cards))
     seconds = time.perf_counter() - start

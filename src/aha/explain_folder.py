@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aha import __version__
-from aha.api import Asked, explain
+from aha.api import explain
 from aha.core.disk import MANIFEST, result_key
 from aha.core.progress import Listener, heard_by, in_shares
 from aha.data.batches import Batch, Subject
@@ -22,6 +22,7 @@ from aha.data.datasets import BenchImage, content_digest, find_data
 from aha.data.images import read_image
 from aha.data.targets import resolve_targets
 from aha.errors import ImageError, ModelError, OutputError, TargetError
+from aha.explaining import Asked
 from aha.methods import Method, check_fit
 from aha.methods.base import UPSAMPLING, in_one_pass
 from aha.models import NOTHING, TargetModel

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import aha
 from aha.errors import CapabilityError
+from aha.explaining import Asked
 from aha.methods import METHODS, Method
 from aha.models import TargetModel, load_model
 from fakes import CLASSES, SIZE, TinyCNN, changes, randomised, snapshot, surroundings, tiny_vit
@@ -80,7 +81,7 @@ def test_a_map_or_one_line(method: Method, kind: str, models: dict[str, TargetMo
 
 @pytest.mark.parametrize("kind", list(ASKED))
 def test_few_methods_refuse(kind: str, models: dict[str, TargetModel]) -> None:
-    asked = aha.api.Asked.of(models[kind], ASKED[kind][1])
+    asked = Asked.of(models[kind], ASKED[kind][1])
     refused = []
     for method in METHODS_HERE:
         try:

@@ -18,6 +18,7 @@ from aha.bench.store import RunStore
 from aha.bench.work_units import Cells
 from aha.data.datasets import BenchImage
 from aha.evaluation.map_sources import MapSource
+from aha.evaluation.sinks import Task
 from aha.metrics import Case
 from aha.metrics.protocols import Protocol as Metrics
 from aha.results.score_table import CurveRow, Failure, Scores
@@ -93,24 +94,18 @@ class RunSink:
             cell["found"].append(entry)
             cell["failures"] += [(failure.metric, failure.reason) for failure in own.failures]
 
-    def finish(
-        self,
-        image: str,
-        source: MapSource,
-        target_kind: str,
-        protocols: Sequence[Metrics],
-        failures: Sequence[Failure],
-    ) -> None:
+    def finish(self, image: str, task: Task, failures: Sequence[Failure]) -> None:
         """Delivers the cells of an image; a map that could not be made is a cell with a reason."""
         reasons = [(f.metric, f.reason) for f in (*self._failures, *failures) if f.image == image]
         done = []
-        for protocol in protocols:
+        source = str(task.source)
+        for protocol in task.protocols:
             cell = self._open.pop((image, protocol.name), None)
             if cell is None:
-                cell = self.cells.empty(self.images[image], str(source), protocol.name, target_kind)
+                cell = self.cells.empty(self.images[image], source, protocol.name, task.target_kind)
             cell["failures"] = [*reasons, *cell["failures"]]
             done.append(cell)
-            self._known[image, str(source), protocol.name] = cell
+            self._known[image, source, protocol.name] = cell
         self.deliver(done)
 
     def _line(self, case: Case, image: BenchImage, protocol: Metrics, target_kind: str) -> Cell:

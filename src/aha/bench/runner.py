@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aha.api import Asked
 from aha.bench.inputs import Inputs
 from aha.bench.plan import FEW, Plan, Work, check_plan, fitted
 from aha.bench.records import Cell, PlanEntry, RunSettings
@@ -31,6 +30,7 @@ from aha.errors import AhaError, AhaWarning, MetricError, OutputError, SpecError
 from aha.evaluation.loop import Loop
 from aha.evaluation.map_sources import MapSource, MethodMaps
 from aha.evaluation.saved_maps import SavedMaps, find_saved
+from aha.explaining import Asked
 from aha.methods import Method
 from aha.models import TargetModel, load_model
 

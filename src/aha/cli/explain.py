@@ -124,12 +124,12 @@ def explain(
             _report(shared, json=json, quiet=quiet)
             return
 
-        from aha.api import Asked
         from aha.core.disk import check_writable
         from aha.core.launch import launched_device, launched_share, parts_of
         from aha.data.datasets import choose
         from aha.data.targets import class_list
         from aha.explain_folder import FileRun, check_apart, find_pictures, folder_beside
+        from aha.explaining import Asked
         from aha.methods import default_method, load_method
         from aha.methods.var import Var
         from aha.models import load_model

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from aha.api import Asked
 from aha.core.progress import Listener, part
 from aha.core.progress_line import shown
 from aha.data.batches import Batch, Images, count_images, iter_batches
@@ -25,6 +24,7 @@ from aha.evaluation.ground_truth import GroundTruth, check_ground_truth
 from aha.evaluation.loop import Classes, Loop
 from aha.evaluation.map_sources import GivenMaps, MethodMaps
 from aha.evaluation.sinks import MemorySink
+from aha.explaining import Asked
 from aha.methods import Method, check_fit, load_method
 from aha.metrics import Metric
 from aha.metrics.protocols import Protocol, load_protocols

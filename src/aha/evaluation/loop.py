@@ -1,6 +1,6 @@
 """The loop of every evaluation: a batch is read once, explained once per method, and scored by all protocols at once.
 
-`aha.evaluate` and benchmarks run it; they differ in where maps come from and results go. What a `Sink` has already is
+`aha.evaluate`, cards and benchmarks run it; they differ in where maps come from and results go. What a `Sink` has already is
 not computed. If no image of a batch has a map of a source, each is tried alone, since one of them may be to blame.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, product
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from aha.errors import AhaError
 from aha.evaluation.ground_truth import GroundTruth, labelled_samples
 from aha.evaluation.map_sources import MapSource, MethodMaps, clean_pass
 from aha.evaluation.scoring import prepare, prepared, score_case
-from aha.evaluation.sinks import Sink
+from aha.evaluation.sinks import Sink, Task
 from aha.metrics import Case, Sample
 from aha.metrics.protocols import Protocol
 from aha.models import TargetModel
@@ -61,14 +60,6 @@ class Loop:
         return opened
 
 
-class _Task(NamedTuple):
-    """A source of maps, the protocols that score them, and the kind of target."""
-
-    source: MapSource
-    protocols: tuple[Protocol, ...]
-    target_kind: str
-
-
 @dataclass(frozen=True)
 class OpenBatch:
     """A batch, what the model says of it (B, K), and the classes of each image by kind of target."""
@@ -91,7 +82,7 @@ class OpenBatch:
         for (kind, chosen), source in in_parts(list(product(self.chosen.items(), self.loop.sources))):
             own = [source.classes(sample.name) or classes for sample, classes in zip(self.samples, chosen, strict=True)]
             for protocols, rows in self._groups(source, kind, own).items():
-                self._score(_Task(source, protocols, kind), rows, own)
+                self._score(Task(source, protocols, kind), rows, own)
 
     def _groups(self, source: MapSource, kind: str, chosen: list[list[int]]) -> dict[tuple[Protocol, ...], list[int]]:
         """Protocols that are still to score the source's maps -> rows of images."""
@@ -101,7 +92,7 @@ class OpenBatch:
                 groups[protocols].append(row)
         return groups
 
-    def _score(self, task: _Task, rows: list[int], chosen: list[list[int]]) -> None:
+    def _score(self, task: Task, rows: list[int], chosen: list[list[int]]) -> None:
         failures: list[Failure] = []
         samples, classes = [self.samples[row] for row in rows], [chosen[row] for row in rows]
         cases = task.source.cases(self.batch.part(rows), samples, self.outputs[rows], classes, failures)
@@ -121,16 +112,16 @@ class OpenBatch:
         for image in left:
             self._finish(image, task, failures)
 
-    def _score_case(self, case: Case, task: _Task) -> None:
+    def _score_case(self, case: Case, task: Task) -> None:
         with suppress(self.loop.faults):  # the protocol to blame will meet it again, and it alone
             prepare([case], [chosen for protocol in task.protocols for chosen in protocol.metrics])
         found = [(protocol, score_case(case, protocol, self.loop.faults)) for protocol in task.protocols]
         self.loop.sink.add(case, task.target_kind, found)
 
-    def _finish(self, image: str, task: _Task, failures: list[Failure]) -> None:
+    def _finish(self, image: str, task: Task, failures: list[Failure]) -> None:
         own = [failure for failure in failures if failure.image == image]
         failures[:] = [failure for failure in failures if failure.image != image]
-        self.loop.sink.finish(image, task.source, task.target_kind, task.protocols, own)
+        self.loop.sink.finish(image, task, own)
 
 
 def _in_equal_parts(cases: Iterator[Case], most: int) -> Iterator[Case]:

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aha.api import explain, maps_of
 from aha.data.batches import Batch
 from aha.errors import AhaError, MetricError
 from aha.evaluation.ground_truth import copied
 from aha.evaluation.scoring import reason_of
+from aha.explaining import explanations, maps_of
 from aha.methods import Method
 from aha.methods.base import read_by
 from aha.metrics import Case, Sample
@@ -114,7 +114,8 @@ class MethodMaps:
         # The classes are resolved already, in the order of the batch.
         plain = replace(batch.part(rows), positions=None, outputs=outputs[rows])
         with peak:
-            found = explain(self.model, plain, self.method, [chosen[row] for row in rows], seed=self.seed)
+            classes = [chosen[row] for row in rows]
+            (found,) = explanations(self.model, plain, self.method, classes, seed=self.seed)
         count = len(found)
         asked, cache_hits = self.model.passes - before, self.model.cache_hits - hits_before
         # A pass that was kept from elsewhere counts as if the method had been alone.

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aha.evaluation.map_sources import MapSource
 from aha.metrics import Case
 from aha.metrics.protocols import Protocol as Metrics
 from aha.results.score_table import Failure, Scores
+
+
+class Task(NamedTuple):
+    """A source of maps, the protocols that score them, and the kind of target."""
+
+    source: MapSource
+    protocols: tuple[Metrics, ...]
+    target_kind: str
 
 
 class Sink(Protocol):
@@ -24,15 +32,8 @@ class Sink(Protocol):
     def add(self, case: Case, target_kind: str, found: Sequence[tuple[Metrics, Scores]]) -> None:
         """Takes what each protocol found of one map."""
 
-    def finish(
-        self,
-        image: str,
-        source: MapSource,
-        target_kind: str,
-        protocols: Sequence[Metrics],
-        failures: Sequence[Failure],
-    ) -> None:
-        """An image has been scored by these protocols, as far as there are maps of it; why some are missing."""
+    def finish(self, image: str, task: Task, failures: Sequence[Failure]) -> None:
+        """An image has been scored, as far as there are maps of it; why some are missing."""
 
 
 @dataclass
@@ -56,13 +57,6 @@ class MemorySink:
             self.scores.curve_rows += own.curve_rows
         self.scores.failures += dict.fromkeys(failure for _, own in found for failure in own.failures)
 
-    def finish(
-        self,
-        image: str,
-        source: MapSource,
-        target_kind: str,
-        protocols: Sequence[Metrics],
-        failures: Sequence[Failure],
-    ) -> None:
+    def finish(self, image: str, task: Task, failures: Sequence[Failure]) -> None:
         """Keeps the failures."""
         self.scores.failures += failures

@@ -1,4 +1,4 @@
-"""The faithfulness card: an explanation's own curves beside those of maps that know nothing."""
+"""The faithfulness card: a map's own curves next to those of maps that know nothing, and what they say in words."""
 
 from __future__ import annotations
 
@@ -8,21 +8,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from aha.methods import Method, load_method
-from aha.methods.base import enlarged
-from aha.metrics import Case, Sample
-from aha.metrics.curves.base import CurveMetric
-from aha.metrics.curves.ins_del import InsDel, both_curves
-from aha.models import TargetModel
 from aha.perturb.perturbation import area
-from aha.perturb.references import Black, Blur, Mean
 from aha.results.headroom import share
 
-BASELINES = ("random_map", "center_map", "edge_map")
-PROTOCOL = InsDel(steps=20, references=(Black(), Mean(), Blur()))
 _BASELINE_WORDS = {"random_map": "random pixels", "center_map": "a blob in the centre", "edge_map": "edges"}
+BASELINES = tuple(_BASELINE_WORDS)
 _SURE = 2.0  # errors that a lead must exceed to be called one
 
 
@@ -159,69 +150,6 @@ def two_digits(value: float) -> str:
     """A score for people: two digits, and no minus sign before a zero."""
     text = f"{value:.2f}"
     return "0.00" if text == "-0.00" else text
-
-
-class CardMaker:
-    """Makes cards; the baselines of an image and class are measured once, however many maps are scored."""
-
-    def __init__(
-        self,
-        model: TargetModel,
-        *,
-        protocol: CurveMetric = PROTOCOL,
-        seed: int = 0,
-        oracle: str | Method | None = None,
-    ) -> None:
-        self.model = model
-        self.protocol = protocol
-        self.seed = seed
-        self.oracle = None if oracle is None else load_method(oracle)
-        self._baselines: dict[tuple[int, int], dict[str, list[Curves]]] = {}
-        self._samples: list[Sample] = []  # kept alive, since baselines are filed under their identity
-
-    def card(self, sample: Sample, target: int, values: Tensor, method: str) -> Card:
-        """The card of a map (H, W) for a class of a sample."""
-        score = self.model.score
-        known = self._known_curves(sample, target)
-        own = known[method] if method in BASELINES else self._curves(sample, target, values, method)
-        others = {name: known[name] for name in BASELINES}
-        return Card(
-            curves=average_curves(own),
-            baselines={name: average_curves(curves) for name, curves in others.items()},
-            leads={name: lead_over(own, curves) for name, curves in others.items()},
-            protocol=str(self.protocol),
-            score_name="probability" if score.is_probability else score.name,
-            oracle=None if self.oracle is None else average_curves(known[str(self.oracle)]),
-            oracle_name="" if self.oracle is None else str(self.oracle),
-        )
-
-    def _known_curves(self, sample: Sample, target: int) -> dict[str, list[Curves]]:
-        """Of the baselines and of the oracle, if there is one."""
-        key = (id(sample), target)
-        if key not in self._baselines:
-            self._samples.append(sample)
-            methods = [*map(load_method, BASELINES), *([] if self.oracle is None else [self.oracle])]
-            self._baselines[key] = {
-                str(m): self._curves(sample, target, self._map(m, sample, target), str(m)) for m in methods
-            }
-        return self._baselines[key]
-
-    def _map(self, method: Method, sample: Sample, target: int) -> Tensor:
-        classes = torch.tensor([target], device=self.model.device)
-        maps = method.seeded(self.seed)(self.model, sample.inputs[None], classes).detach()  # (1, h, w)
-        return enlarged(maps, sample.inputs.shape[1:])[0]
-
-    def _curves(self, sample: Sample, target: int, values: Tensor, method: str) -> list[Curves]:
-        case = Case(sample, target, values.to(self.model.device), method, seed=self.seed)
-        return list(reference_curves(case, self.protocol).values())
-
-
-def reference_curves(case: Case, protocol: CurveMetric) -> dict[str, Curves]:
-    """The curves of a case for each reference of a protocol, by the reference's text; one stream of full batches."""
-    return {
-        str(reference): Curves(tuple(fractions.tolist()), *(tuple(own.tolist()) for own in scores))
-        for reference, (fractions, scores) in both_curves(case, protocol).items()
-    }
 
 
 def average_curves(curves: Sequence[Curves]) -> Curves:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from aha.core.disk import result_key
 from aha.errors import SpecError
+from aha.evaluation.cards import reference_curves
 from aha.metrics import Case, Sample
 from aha.metrics.curves.base import AVERAGE
 from aha.metrics.curves.ins_del import InsDel
 from aha.perturb.perturbation import step_counts
 from aha.perturb.references import Black, Blur, Mean, Reference
-from aha.results.cards import Curves, average_curves, reference_curves
+from aha.results.cards import Curves, average_curves
 from aha.results.viewer.records import CurvesRecord, curves_record
 from aha.web.jobs import Job
 from aha.web.payloads import CurvesResult, MapResult, State
