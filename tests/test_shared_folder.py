@@ -15,7 +15,7 @@ import pytest
 
 import aha
 import command_line
-from aha.data.datasets import BenchImage
+from aha.data.images import LabelledImage
 from aha.explain_folder import FileRun, find_pictures
 from aha.methods import load_method
 from aha.models import TargetModel
@@ -26,7 +26,7 @@ def tiny_model() -> TargetModel:
     return aha.load_model(randomised(TinyCNN()), input_size=SIZE, mean=[0.5] * 3, std=[0.5] * 3)
 
 
-def explained(model: TargetModel, images: Sequence[BenchImage], out: Path, *, shared: bool) -> FileRun:
+def explained(model: TargetModel, images: Sequence[LabelledImage], out: Path, *, shared: bool) -> FileRun:
     run = FileRun(model, images, [load_method("grad_cam"), load_method("gradient")], "top1", out, shared=shared)
     run.run(batch_size=2)
     return run

@@ -18,8 +18,8 @@ from aha.api import explain
 from aha.core.disk import MANIFEST, result_key
 from aha.core.progress import Listener, heard_by, in_shares
 from aha.data.batches import Batch, Subject
-from aha.data.datasets import BenchImage, content_digest, find_data
-from aha.data.images import read_image
+from aha.data.datasets import content_digest, find_data
+from aha.data.images import LabelledImage, read_image
 from aha.data.targets import resolve_targets
 from aha.errors import ImageError, ModelError, OutputError, TargetError
 from aha.explaining import Asked
@@ -48,7 +48,7 @@ def check_apart(data: Sequence[str], out: Path) -> None:
             raise OutputError(f"{out} contains the images themselves; choose another output folder")
 
 
-def find_pictures(data: Sequence[str], out: Path, model: TargetModel) -> list[BenchImage]:
+def find_pictures(data: Sequence[str], out: Path, model: TargetModel) -> list[LabelledImage]:
     """All pictures of the data, each once; results of an earlier run below `out` are not taken for pictures.
 
     Raises:
@@ -95,7 +95,7 @@ class FileRun:
     def __init__(
         self,
         model: TargetModel,
-        images: Sequence[BenchImage],
+        images: Sequence[LabelledImage],
         methods: Sequence[Method],
         target: str,
         out: Path,
@@ -168,10 +168,10 @@ class FileRun:
         """The maps of the images and methods of this run, finished now or before."""
         return [record for record in self._results.records() if (record["image"], record["method"]) in self._asked]
 
-    def _batches(self, size: int, on_progress: Callable[[float], None]) -> Iterator[tuple[list[BenchImage], Batch]]:
+    def _batches(self, size: int, on_progress: Callable[[float], None]) -> Iterator[tuple[list[LabelledImage], Batch]]:
         """What is pending, read; pictures that cannot be read are left out and noted."""
         preprocess = self._model.stated_preprocessing()
-        images: list[BenchImage] = []
+        images: list[LabelledImage] = []
         inputs: list[Tensor] = []
         subjects: list[Subject] = []
         for place, image in enumerate(self._pending, start=1):
@@ -189,7 +189,7 @@ class FileRun:
                 yield images, Batch(torch.stack(inputs), subjects)
                 images, inputs, subjects = [], [], []
 
-    def _explain_by_all(self, images: Sequence[BenchImage], batch: Batch) -> None:
+    def _explain_by_all(self, images: Sequence[LabelledImage], batch: Batch) -> None:
         """All methods that lack maps; the images are run once for those that read their pass."""
         missing = [m for m in self._methods if not all(self._has_maps(image, m) for image in images)]
         if self._asked_of.objective is not None and self._asked_of.objective.is_per_image:
@@ -201,7 +201,7 @@ class FileRun:
             for method in in_shares(methods, [self._costs[method] for method in ordered]):
                 self._explain(images, batch, method)
 
-    def _explain(self, images: Sequence[BenchImage], batch: Batch, method: Method) -> None:
+    def _explain(self, images: Sequence[LabelledImage], batch: Batch, method: Method) -> None:
         rows = [row for row, image in enumerate(images) if not self._has_maps(image, method)]
         if not rows:
             return
@@ -227,22 +227,22 @@ class FileRun:
                 self._results.add(item)
             self._results.note(self._model.engine_facts)
 
-    def _is_finished(self, image: BenchImage) -> bool:
+    def _is_finished(self, image: LabelledImage) -> bool:
         return all(self._has_maps(image, method) for method in self._methods)
 
-    def _has_maps(self, image: BenchImage, method: Method) -> bool:
+    def _has_maps(self, image: LabelledImage, method: Method) -> bool:
         if not self._results.knows(image.id):  # then nothing has to be read to know it
             return False
         return all(self._results.has(self._key(image, method, rank)) for rank in range(self.maps_per_image))
 
-    def _key(self, image: BenchImage, method: Method, rank: int) -> str:
+    def _key(self, image: LabelledImage, method: Method, rank: int) -> str:
         work = result_key(image.id, method, self._target, rank)[:16]
         label = image.label if self._target == "label" else ""
         # A map that is finished without its card is not finished where one is wanted.
         wanted = ["card"] if self._with_card else []
         return f"{work}-{result_key(self._common_key, self._prints[method], self._digest(image), label, *wanted)}"
 
-    def _digest(self, image: BenchImage) -> str:
+    def _digest(self, image: LabelledImage) -> str:
         if image.id not in self._digests:
             self._digests[image.id] = content_digest(image.read)
         return self._digests[image.id]
@@ -273,7 +273,7 @@ def _since_last_time(on_progress: Callable[[float], None], images: int) -> Liste
     return listener
 
 
-def _count_classes(target: str, model: TargetModel, images: Sequence[BenchImage]) -> int:
+def _count_classes(target: str, model: TargetModel, images: Sequence[LabelledImage]) -> int:
     """How many classes of each image the target stands for; refuses a target that the model does not have."""
     if target == "label":
         if any(image.label is None for image in images):

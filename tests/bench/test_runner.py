@@ -15,7 +15,7 @@ from aha.bench.estimate import estimate
 from aha.bench.plan import Plan
 from aha.bench.runner import ENGINES, BenchRun
 from aha.core.store import sound_lines
-from aha.data.labelled import find_labelled, read_mask
+from aha.data.labelled import find_labelled
 from aha.errors import DamageWarning
 from aha.explain_folder import FileRun, find_pictures
 from aha.methods import load_method
@@ -53,7 +53,7 @@ def test_it_equals_evaluate(plan: Plan, data: Path, tmp_path: Path) -> None:
             list(plan.metrics),
             target=word,
             labels=[image.label for image in images],
-            masks=[read_mask(image.mask) for image in images],
+            masks=[image.mask() for image in images],
         )
         assert not scores.failures
         expected |= {

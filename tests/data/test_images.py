@@ -12,9 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from aha.data.images import Picture, find_images, iter_pictures, read_image
+from aha.data.batches import iter_batches
+from aha.data.images import find_images, given_images, read_image
 from aha.errors import ImageError
+from aha.models import load_model
 from aha.models.loading.preprocessing import MAX_PIXELS
+from fakes import TinyCNN
 
 
 @pytest.fixture
@@ -235,30 +238,28 @@ def test_find_images(tmp_path: Path) -> None:
         find_images(tmp_path / "bare")
 
 
-def test_iter_pictures_names_what_it_reads(photo: Image.Image, tmp_path: Path) -> None:
+def test_given_images_are_named(photo: Image.Image, tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
     for name in ("one.png", "two.png"):
         photo.save(tmp_path / "many" / name)
     file = tmp_path / "many" / "one.png"
-    pictures = list(iter_pictures([photo, tmp_path / "many", np.zeros((2, 2), dtype=np.uint8), str(file)]))
+    pictures = list(given_images([photo, tmp_path / "many", np.zeros((2, 2), dtype=np.uint8), str(file)]))
     folder = [str(tmp_path / "many" / name) for name in ("one.png", "two.png")]
-    assert [picture.name for picture in pictures] == ["image-0", *folder, "image-3", str(file)]
+    assert [picture.id for picture in pictures] == ["image-0", *folder, "image-3", str(file)]
     assert [picture.path is None for picture in pictures] == [True, False, False, True, False]
-    single = next(iter_pictures(photo))
-    assert isinstance(single, Picture) and single.label is None
-    np.testing.assert_array_equal(pixels_of(single.image), np.asarray(photo))
+    single = next(given_images(photo))
+    assert single.label is None
+    np.testing.assert_array_equal(pixels_of(read_image(single.read())), np.asarray(photo))
 
 
-def test_iter_pictures_is_lazy(photo: Image.Image, tmp_path: Path) -> None:
+def test_given_images_are_read_when_it_is_their_turn(photo: Image.Image, tmp_path: Path) -> None:
     photo.save(tmp_path / "good.png")
-    pictures = iter_pictures((tmp_path / "good.png", tmp_path / "absent.png", np.zeros((2, 2))))
-    assert next(pictures).image.size == photo.size
+    model = load_model(TinyCNN(), input_size=8, mean=(0.5,) * 3, std=(0.5,) * 3)
+    batches = iter_batches(model, (tmp_path / "good.png", tmp_path / "absent.png", np.zeros((2, 2))), 1)
+    assert next(batches).subjects[0].image.size == photo.size
     with pytest.raises(ImageError, match=r"absent\.png does not exist"):
-        next(pictures)
-
-
-def test_iter_pictures_names_the_bad_array() -> None:
+        next(batches)
     with pytest.raises(ImageError, match=r"^image-1 has pixels that are not finite"):
-        list(iter_pictures([np.zeros((2, 2)), np.full((2, 2), np.nan)]))
+        list(iter_batches(model, [np.zeros((2, 2)), np.full((2, 2), np.nan)], 1))
     with pytest.raises(ImageError, match="no images were given"):
-        list(iter_pictures([]))
+        list(given_images([]))

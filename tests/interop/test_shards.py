@@ -17,7 +17,7 @@ from PIL import Image
 
 import aha
 import command_line
-from aha.data.datasets import BenchImage
+from aha.data.images import LabelledImage
 from aha.errors import DamageWarning, ImageError, OutputError, TargetError
 from aha.interop.arrow import Explain, in_half_range, keys_of
 from aha.interop.shards import ShardRun, WriteShards, begin
@@ -235,14 +235,14 @@ def test_several_processes_share_the_pictures(tmp_path: Path) -> None:
     files = [tmp_path / f"{index}.png" for index in range(5)]
     for index, file in enumerate(files):
         file.write_bytes(content(index))
-    images = [BenchImage(str(file), partial(Path, file), file) for file in files]
+    images = [LabelledImage(str(file), str(file)) for file in files]
     options: dict[str, Any] = {"pretrained": False, "device": "cpu", "maps": "float32"}
     for process in range(2):
         run = ShardRun(tmp_path / "out", "timm:test_resnet", "gradient", **options)
         run.run(images, (process, 2), size=2)
         assert (run.done, run.skipped) == (3 - process, 0)
     alone = ShardRun(tmp_path / "out", "timm:test_resnet", "gradient", **options)
-    alone.run([*images, BenchImage("gone.png", lambda: tmp_path / "gone.png")])
+    alone.run([*images, LabelledImage("gone.png", given=lambda: tmp_path / "gone.png")])
     assert (alone.done, alone.skipped) == (0, 5)
     assert [failure.image for failure in alone.failures] == ["gone.png"]
     expected = aha.explain(aha.load_model("timm:test_resnet", pretrained=False, device="cpu"), files, "gradient")

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from aha.data.datasets import find_data
-from aha.data.images import read_image
-from aha.data.samples import TrainingImage, find_samples
+from aha.data.images import LabelledImage, read_image
+from aha.data.samples import find_samples
 from aha.errors import ImageError
 from aha.learned.settings import TrainConfig
 from aha.learned.training import data
@@ -24,7 +24,7 @@ from aha.models import TargetModel, load_model
 from fakes import TinyCNN
 
 
-def step_images(samples: list[TrainingImage], target: TargetModel, *, seed: int) -> StepImages:
+def step_images(samples: list[LabelledImage], target: TargetModel, *, seed: int) -> StepImages:
     config = TrainConfig(seed=seed, batch_size=4, crop=1.0)
     return StepImages(samples, [target.stated_preprocessing()] * 100, config)
 
@@ -112,10 +112,10 @@ def test_processes_share_a_step_and_may_start_anywhere(workers: int, target: Tar
 
 def test_a_damaged_file_is_replaced_by_the_next(target: TargetModel, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"\x89PNG broken")
-    good = TrainingImage(str(folder / "00.png"), 0)
-    images = step_images([TrainingImage(str(tmp_path / "bad.png"), 1), good], target, seed=0)
+    good = LabelledImage("00", str(folder / "00.png"), 0)
+    images = step_images([LabelledImage("bad", str(tmp_path / "bad.png"), 1), good], target, seed=0)
     assert [images[place][3] for place in range(4)] == [good.file] * 4
-    hopeless = step_images([TrainingImage(str(tmp_path / "bad.png"), 1)], target, seed=0)
+    hopeless = step_images([LabelledImage("bad", str(tmp_path / "bad.png"), 1)], target, seed=0)
     with pytest.raises(ImageError, match="10 images in a row cannot be read"):
         hopeless[0]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aha.auditing.record import AuditRequest
 from aha.bench.plan import Plan
-from aha.data.datasets import BenchImage
+from aha.data.images import LabelledImage
 from aha.results.cards import BASELINES
 
 REPEATABILITY, STABILITY = "repeatability", "answer_stability"
@@ -42,7 +42,7 @@ def search_of(asked: AuditRequest) -> str:
     return f"search(budget={asked.headroom})" if asked.headroom else ""
 
 
-def truth_metric(images: Sequence[BenchImage]) -> str:
+def truth_metric(images: Sequence[LabelledImage]) -> str:
     """The metric that looks at masks, or else boxes, if all images have them."""
     if images and all(image.mask is not None for image in images):
         return "mass_in_truth"

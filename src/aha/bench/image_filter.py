@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from aha.data.datasets import BenchImage
-from aha.data.images import read_image
+from aha.data.images import LabelledImage, read_image
 from aha.data.targets import top_classes
 from aha.errors import AhaError, SpecError
 from aha.models import TargetModel
@@ -15,7 +14,7 @@ from aha.models import TargetModel
 FILTER_CONFIDENCE, FILTER_PER_CLASS = 0.6, 5
 
 
-def mda_filter(model: TargetModel, images: Sequence[BenchImage], limit: int | None, batch_size: int) -> list[str]:
+def mda_filter(model: TargetModel, images: Sequence[LabelledImage], limit: int | None, batch_size: int) -> list[str]:
     """Names of the images that MDA's code keeps.
 
     In the order of the data set: the predicted class is the true one, its score is at least 60 %, and at most five

@@ -17,8 +17,8 @@ from aha.bench.records import PlanEntry
 from aha.core.disk import result_key
 from aha.core.launch import parts_of
 from aha.data.batches import Subject
-from aha.data.datasets import BenchImage, choose, find_data
-from aha.data.images import read_image
+from aha.data.datasets import choose, find_data
+from aha.data.images import LabelledImage, read_image
 from aha.data.labelled import Lazy
 from aha.data.mosaics import Mosaic, build_mosaic, plan_mosaics
 from aha.data.targets import resolve_targets
@@ -69,7 +69,7 @@ class Inputs:
         self._mosaics = self._planned_mosaics() if self.are_mosaics else []
         self.count = len(self._mosaics) if self.are_mosaics else len(self.images)
 
-    def mosaics(self, share: tuple[int, int]) -> Iterator[BenchImage]:
+    def mosaics(self, share: tuple[int, int]) -> Iterator[LabelledImage]:
         """The mosaics of a process, made of the images as they are needed."""
 
         def picture(index: int) -> tuple[Image.Image, int]:
@@ -83,9 +83,9 @@ class Inputs:
             names = "+".join(self.images[source].id for source in sources)
             # Asked for twice, for its digest and to be scored.
             read = cache(partial(build_mosaic, self._model, pictures, sources))
-            yield BenchImage(f"mosaic-{index:05d}-{result_key(names)[:8]}", read)
+            yield LabelledImage(f"mosaic-{index:05d}-{result_key(names)[:8]}", given=read)
 
-    def read(self, image: BenchImage) -> tuple[Tensor, Subject]:
+    def read(self, image: LabelledImage) -> tuple[Tensor, Subject]:
         """Reads an image or a mosaic and makes the model's input (C, H, W) of it."""
         content = image.content()
         if isinstance(content, Mosaic):
@@ -97,7 +97,7 @@ class Inputs:
         inputs, geometry = preprocess(picture)
         return inputs, Subject(image.id, preprocess.drawn_on(picture, inputs), geometry)
 
-    def truth(self, images: Sequence[BenchImage]) -> GroundTruth:
+    def truth(self, images: Sequence[LabelledImage]) -> GroundTruth:
         """Labels, masks, boxes and cells of images that have been read; masks are read when they are asked for."""
         labels = [image.label for image in images]
         if self.are_mosaics:
@@ -112,7 +112,7 @@ class Inputs:
             labels=labels,
         )
 
-    def classes(self, images: Sequence[BenchImage], outputs: Tensor) -> Classes:
+    def classes(self, images: Sequence[LabelledImage], outputs: Tensor) -> Classes:
         """What is explained of images that have been read, by kind of target, given the model's outputs (B, K)."""
         found: Classes = {}
         for kind in self.target_kinds:
@@ -124,7 +124,7 @@ class Inputs:
                 found[kind] = resolve_targets(kind, self._model, outputs, None)
         return found
 
-    def _chosen(self, images: list[BenchImage], earlier: Sequence[PlanEntry]) -> list[BenchImage]:
+    def _chosen(self, images: list[LabelledImage], earlier: Sequence[PlanEntry]) -> list[LabelledImage]:
         """The plan's choice; what a filter kept when the run was begun is not computed again."""
         plan = self._plan
         if plan.filter == "none":

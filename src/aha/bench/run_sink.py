@@ -16,7 +16,7 @@ from aha.bench.plan import KeepMaps
 from aha.bench.records import Cell, Curve, Found, MapPlace, PicturePlace
 from aha.bench.store import RunStore
 from aha.bench.work_units import Cells
-from aha.data.datasets import BenchImage
+from aha.data.images import LabelledImage
 from aha.evaluation.map_sources import MapSource
 from aha.evaluation.sinks import Task
 from aha.metrics import Case
@@ -44,7 +44,7 @@ class RunSink:
     deliver: Callable[[list[Cell]], None]
     maps: KeepMaps
     shown: set[str]
-    images: dict[str, BenchImage] = field(default_factory=dict)
+    images: dict[str, LabelledImage] = field(default_factory=dict)
     _failures: list[Failure] = field(default_factory=list)
     _open: dict[tuple[str, str], Cell] = field(default_factory=dict)  # image, protocol -> what is found so far
     _known: dict[tuple[str, str, str], Cell] = field(default_factory=dict)  # image, method, protocol -> a cell
@@ -55,7 +55,7 @@ class RunSink:
         self._failures = list(failures)
         self._open, self._known, self._pictures = {}, {}, {}
 
-    def fail(self, image: BenchImage, reason: str) -> None:
+    def fail(self, image: LabelledImage, reason: str) -> None:
         """Delivers all cells of an image that are missing, with the reason why nothing is in them."""
         cells = [self.cells.empty(image, *parts) for parts in self.cells.missing(image)]
         for cell in cells:
@@ -108,7 +108,7 @@ class RunSink:
             self._known[image, source, protocol.name] = cell
         self.deliver(done)
 
-    def _line(self, case: Case, image: BenchImage, protocol: Metrics, target_kind: str) -> Cell:
+    def _line(self, case: Case, image: LabelledImage, protocol: Metrics, target_kind: str) -> Cell:
         cell = self.cells.empty(image, case.method, protocol.name, target_kind)
         cell["seconds"] = None if case.seconds is None else round(case.seconds, 6)
         cell["forward"], cell["backward"] = case.forward_images, case.backward_images
@@ -116,7 +116,7 @@ class RunSink:
             cell["picture"] = self._pictures[image.id]
         return cell
 
-    def _keep(self, case: Case, image: BenchImage) -> MapPlace | None:
+    def _keep(self, case: Case, image: LabelledImage) -> MapPlace | None:
         if self.maps == "none" or (self.maps == "few" and image.id not in self.shown):
             return None
         if image.id not in self._pictures:

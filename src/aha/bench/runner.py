@@ -25,7 +25,7 @@ from aha.core.disk import check_writable, result_key, versions
 from aha.core.launch import launched_device, launched_share, parts_of
 from aha.core.store import Store
 from aha.data.batches import Batch
-from aha.data.datasets import BenchImage
+from aha.data.images import LabelledImage
 from aha.errors import AhaError, AhaWarning, MetricError, OutputError, SpecError, TargetError, warn
 from aha.evaluation.loop import Loop
 from aha.evaluation.map_sources import MapSource, MethodMaps
@@ -91,7 +91,7 @@ class BenchRun:
         return self.inputs.target_kinds
 
     @property
-    def images(self) -> list[BenchImage]:
+    def images(self) -> list[LabelledImage]:
         """All images of the plan."""
         return self.inputs.images
 
@@ -114,7 +114,7 @@ class BenchRun:
             return self.total
         return sum(len(self.cells.missing(image)) for image in self._own_images())
 
-    def pending_images(self) -> Iterator[BenchImage]:
+    def pending_images(self) -> Iterator[LabelledImage]:
         """This process's images, or mosaics, that have missing cells."""
         are_mosaics = self.inputs.are_mosaics
         candidates = self.inputs.mosaics(self._share) if are_mosaics else iter(self._own_images())
@@ -125,7 +125,7 @@ class BenchRun:
         images = self.inputs.mosaics((0, 1)) if self.inputs.are_mosaics else iter(self.images)
         return {key for image in images for key in self.cells.keys(image)}
 
-    def inputs_of(self, image: BenchImage) -> Tensor:
+    def inputs_of(self, image: LabelledImage) -> Tensor:
         """The model input (C, H, W) of an image, on the model's device."""
         return self.inputs.read(image)[0].to(self.model.device)
 
@@ -140,7 +140,7 @@ class BenchRun:
             finally:
                 self._note_engine()
 
-    def feed(self, writer: RunStore, images: Iterator[BenchImage], on_step: Callable[[Step], None]) -> None:
+    def feed(self, writer: RunStore, images: Iterator[LabelledImage], on_step: Callable[[Step], None]) -> None:
         """Computes the missing cells of the images."""
         synced = time.monotonic()
 
@@ -162,7 +162,7 @@ class BenchRun:
         while part := list(islice(images, self.plan.batch_size)):
             self._score(loop, sink, part)
 
-    def _score(self, loop: Loop, sink: RunSink, part: Sequence[BenchImage]) -> None:
+    def _score(self, loop: Loop, sink: RunSink, part: Sequence[LabelledImage]) -> None:
         """Delivers all cells of the images that are missing."""
         images, read = [], []
         for image in part:
@@ -260,7 +260,7 @@ class BenchRun:
                 AhaWarning,
             )
 
-    def _own_images(self) -> list[BenchImage]:
+    def _own_images(self) -> list[LabelledImage]:
         return [self.images[index] for index in parts_of(len(self.images), self._share)]
 
 

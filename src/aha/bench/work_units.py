@@ -15,7 +15,8 @@ from aha.bench.records import Cell
 from aha.bench.store import work_of
 from aha.core.disk import result_key
 from aha.core.store import is_done
-from aha.data.datasets import BenchImage, content_digest
+from aha.data.datasets import content_digest
+from aha.data.images import LabelledImage
 from aha.evaluation.saved_maps import SavedMaps
 from aha.methods import Method
 from aha.metrics.protocols import Protocol
@@ -66,11 +67,11 @@ class Cells:
         """Number of cells of one image for which everything is there."""
         return len(self._bases)
 
-    def count(self, image: BenchImage) -> int:
+    def count(self, image: LabelledImage) -> int:
         """Number of cells of this image: saved maps need not be there for all."""
         return sum(self._covers(image, method) for method, _, _ in self._bases)
 
-    def key(self, image: BenchImage, method: str, protocol: str, target_kind: str) -> str:
+    def key(self, image: LabelledImage, method: str, protocol: str, target_kind: str) -> str:
         """What the cell is known by."""
         seen = self._protocols[protocol].looks_at
         truth = (
@@ -82,25 +83,25 @@ class Cells:
         state = result_key(self._bases[method, protocol, target_kind], self._digest(image, "picture"), *truth)
         return f"{self._work(image, method, protocol, target_kind)}-{state}"
 
-    def keys(self, image: BenchImage) -> list[str]:
+    def keys(self, image: LabelledImage) -> list[str]:
         """What all cells of the image are known by."""
         return [self.key(image, *parts) for parts in self._bases if self._covers(image, parts[0])]
 
-    def picture(self, image: BenchImage) -> str:
+    def picture(self, image: LabelledImage) -> str:
         """Digest of the image's picture."""
         return self._digest(image, "picture")
 
-    def missing(self, image: BenchImage) -> list[tuple[str, str, str]]:
+    def missing(self, image: LabelledImage) -> list[tuple[str, str, str]]:
         """Method, protocol and kind of target of the image's cells that are to be done."""
         return [parts for parts in self._bases if self._covers(image, parts[0]) and not self._is_done(image, *parts)]
 
-    def missing_protocols(self, image: BenchImage, method: str, target_kind: str) -> tuple[Protocol, ...]:
+    def missing_protocols(self, image: LabelledImage, method: str, target_kind: str) -> tuple[Protocol, ...]:
         """Protocols by which the method's map of the image is still to be scored."""
         if not self._covers(image, method):
             return ()
         return tuple(p for p in self._protocols.values() if not self._is_done(image, method, p.name, target_kind))
 
-    def empty(self, image: BenchImage, method: str, protocol: str, target_kind: str) -> Cell:
+    def empty(self, image: LabelledImage, method: str, protocol: str, target_kind: str) -> Cell:
         """The cell as it is written, with nothing found yet."""
         cell: Cell = {
             "key": self.key(image, method, protocol, target_kind),
@@ -123,27 +124,27 @@ class Cells:
             cell["saved"] = saved[:16]
         return cell
 
-    def _truth(self, image: BenchImage, protocol: str) -> dict[str, str]:
+    def _truth(self, image: LabelledImage, protocol: str) -> dict[str, str]:
         """Digests of what the protocol's metrics look at beside picture and label."""
         seen = self._protocols[protocol].looks_at
         boxes = {"boxes": result_key(image.boxes)[:16]} if "boxes" in seen else {}
         return boxes | ({"mask": self._digest(image, "mask")[:16]} if "mask" in seen else {})
 
-    def _saved_digest(self, image: BenchImage, method: str) -> str:
+    def _saved_digest(self, image: LabelledImage, method: str) -> str:
         return self._saved[method].digest(image) if method in self._saved else ""
 
-    def _covers(self, image: BenchImage, method: str) -> bool:
+    def _covers(self, image: LabelledImage, method: str) -> bool:
         return method not in self._saved or image.id in self._saved[method].maps
 
-    def _work(self, image: BenchImage, method: str, protocol: str, target_kind: str) -> str:
+    def _work(self, image: LabelledImage, method: str, protocol: str, target_kind: str) -> str:
         return work_of(self._model.spec, self._model.digest, method, protocol, target_kind, image.id)
 
-    def _is_done(self, image: BenchImage, method: str, protocol: str, target_kind: str) -> bool:
+    def _is_done(self, image: LabelledImage, method: str, protocol: str, target_kind: str) -> bool:
         # Pictures are read for their digest only where there is something to compare it with.
         known = self._work(image, method, protocol, target_kind) in self.done
         return known and is_done(self.key(image, method, protocol, target_kind), self.done)
 
-    def _digest(self, image: BenchImage, what: str) -> str:
+    def _digest(self, image: LabelledImage, what: str) -> str:
         if (image.id, what) not in self._digests:
             read = image.mask if what == "mask" else image.read
             self._digests[image.id, what] = "" if read is None else content_digest(read)

@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from aha.core.axes import is_volume
 from aha.core.disk import readable
-from aha.data.images import Pictures, find_images, is_folder, iter_pictures
+from aha.core.pictures import read_named
+from aha.data.images import Pictures, find_images, given_images, is_folder
 from aha.data.measured import find_measured, read_measured
 from aha.errors import ImageError, TargetError
 from aha.models import TargetModel
@@ -32,7 +33,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Subject:
-    """One explained image: its name, its picture in full size, and where the model input lies in it.
+    """One image as a model sees it: its name, its picture in full size, and where the model input lies in it.
+
+    No image of a data set: it is read, and bound to a model's preprocessing. Maps are drawn on it.
 
     Of a volume, `frames` are all slices, of which `image` is the one in the middle.
     """
@@ -285,25 +288,18 @@ def _from_pictures(
     inputs: list[Tensor] = []
     subjects: list[Subject] = []
     positions: list[int] = []
-    unreadable = 0
-
-    def leave_out(name: str, error: ImageError) -> None:
-        nonlocal unreadable
-        unreadable += 1
-        assert on_error is not None
-        on_error(name, error)
-
-    for index, picture in enumerate(iter_pictures(images, None if on_error is None else leave_out, first)):
+    for index, image in enumerate(given_images(images, first)):
         try:
-            tensor, geometry = preprocess(picture.image)
-        except ImageError as error:  # readable, but too elongated for the model's crop
+            picture = read_named(image.read(), image.id)
+            tensor, geometry = preprocess(picture)
+        except ImageError as error:
             if on_error is None:
                 raise
-            on_error(picture.name, error)
+            on_error(image.id, error)
             continue
         inputs.append(tensor)
-        subjects.append(Subject(picture.name, preprocess.drawn_on(picture.image, tensor), geometry, picture.path))
-        positions.append(index + unreadable)
+        subjects.append(Subject(image.id, preprocess.drawn_on(picture, tensor), geometry, image.path))
+        positions.append(index)
         if len(inputs) == batch_size:
             yield Batch(torch.stack(inputs), subjects, positions=positions)
             inputs, subjects, positions = [], [], []

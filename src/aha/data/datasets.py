@@ -20,73 +20,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from aha.core.disk import check_regular, readable, result_key
 from aha.core.registry import Registry
 from aha.core.seeds import generator_of
-from aha.data.labelled import Box
+from aha.data.images import LabelledImage, reason_of
 from aha.data.mosaics import Mosaic
-from aha.errors import AhaError, ImageError, MetricError, SpecError
+from aha.errors import AhaError, ImageError, SpecError
 from aha.models import TargetModel
-
-
-@dataclass(frozen=True, slots=True)
-class BenchImage:
-    """One image and its truth; picture and mask are read when they are asked for.
-
-    Attributes:
-        id: its name inside the data set.
-        read: gives what `aha.data.images.read_image` takes.
-        path: its file, where it is one.
-        label: true class of the model, if known.
-        mask: gives (H, W) values: above 0 is object, 255 does not count.
-        boxes: true boxes in the picture's pixels.
-    """
-
-    id: str
-    read: Callable[[], Any]
-    path: Path | None = None
-    label: int | None = None
-    mask: Callable[[], NDArray[Any]] | None = None
-    boxes: tuple[Box, ...] = ()
-
-    def content(self) -> Any:
-        """What `read` gives; whatever decoders and libraries raise is an ImageError."""
-        return _whole(self.read, ImageError, f"cannot read {self.id}")
-
-    def true_mask(self) -> NDArray[Any]:
-        """What `mask` gives; whatever is wrong with it is a MetricError."""
-        assert self.mask is not None
-        return _whole(self.mask, MetricError, f"cannot read the mask of {self.id}")
-
-
-T = TypeVar("T")
-
-
-def _whole(read: Callable[[], T], kind: type[AhaError], what: str) -> T:
-    try:
-        return read()
-    except AhaError:
-        raise
-    except Exception as error:  # of a decoder or a library: one file that is damaged ends nothing else
-        raise kind(f"{what}: {reason_of(error)}") from None
-
-
-def reason_of(error: Exception) -> str:
-    """What an error of reading says, for people."""
-    if isinstance(error, KeyError):
-        return f"{error} is missing"
-    if isinstance(error, OSError):
-        return f"{error.strerror or error}"
-    return f"{error}" if str(error) and isinstance(error, ValueError) else f"{type(error).__name__} {error}".strip()
 
 
 def content_digest(read: Callable[[], Any]) -> str:
@@ -108,16 +56,16 @@ def content_digest(read: Callable[[], Any]) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-Source = Callable[[Path, str, TargetModel], list[BenchImage]]
+Source = Callable[[Path, str, TargetModel], list[LabelledImage]]
 """Place, split (empty: the usual one for measuring) and model -> images, in the order of the data set."""
 DATA: Registry[Source] = Registry("kind of data")
 
 
-def find_data(data: str | Sequence[str], model: TargetModel) -> list[BenchImage]:
+def find_data(data: str | Sequence[str], model: TargetModel) -> list[LabelledImage]:
     """All images of a data text, in the order of the data set; or of several, each once and known by its path."""
     if isinstance(data, str):
         return _read(data, model)
-    found: dict[str, BenchImage] = {}
+    found: dict[str, LabelledImage] = {}
     for text in data:
         for image in _read(text, model):
             name = readable(f"{text}/{image.id}" if image.path is None else image.path)
@@ -125,7 +73,7 @@ def find_data(data: str | Sequence[str], model: TargetModel) -> list[BenchImage]
     return list(found.values())
 
 
-def _read(text: str, model: TargetModel) -> list[BenchImage]:
+def _read(text: str, model: TargetModel) -> list[LabelledImage]:
     from aha.data import layouts  # noqa: F401  # here, since layouts register themselves with this module
 
     kind, place, split = split_text(text)
@@ -166,7 +114,7 @@ def _guess(path: Path) -> str:
     return "folder"
 
 
-def choose(images: Sequence[BenchImage], limit: int | None, seed: int) -> list[BenchImage]:
+def choose(images: Sequence[LabelledImage], limit: int | None, seed: int) -> list[LabelledImage]:
     """A seeded choice of `limit` images, in the order of the data set; a larger limit contains the smaller one."""
     if limit is None or limit >= len(images):
         return list(images)

@@ -1,20 +1,30 @@
-"""Pictures one after the other, from files, folders, arrays and tensors; `core/pictures.py` reads each of them."""
+"""Images that are not read yet, with what is known about them, and where they are; `core/pictures.py` reads them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from PIL import Image
+from numpy.typing import NDArray
 
 from aha.core.disk import JOURNAL, MANIFEST, readable
-from aha.core.pictures import ImageSource, missing, read_image, read_named
-from aha.errors import ImageError
+from aha.core.pictures import ImageSource, missing, read_image
+from aha.errors import AhaError, ImageError, MetricError
 
-__all__ = ["IMAGE_SUFFIXES", "ImageSource", "Picture", "Pictures", "find_images", "iter_pictures", "read_image"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "Box",
+    "ImageSource",
+    "LabelledImage",
+    "Pictures",
+    "find_images",
+    "given_images",
+    "read_image",
+]
 
 IMAGE_SUFFIXES = frozenset(
     {
@@ -28,21 +38,76 @@ Pictures: TypeAlias = ImageSource | Sequence[ImageSource]
 """One picture, a folder of them, or a list of either."""
 
 
-@dataclass(frozen=True)
-class Picture:
-    """One picture and where it came from.
+Box = tuple[float, float, float, float]
+"""x0, y0, x1, y1 in the image's own pixels."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledImage:
+    """One image and what is known about it, for every command; it and its mask are read when they are asked for.
+
+    Lists of millions of them fit into memory, since none holds pixels. Two types are no images of a data set: a
+    `Subject`, which is one that was read, as a certain model sees it, and a metric's `Sample`, which keeps what that
+    model said about it.
 
     Attributes:
-        name: The path as text, or `image-<position>` for pictures that came from memory.
-        image: Upright 8-bit RGB.
-        label: True class index, where one is known.
-        path: The file, or None for pictures that came from memory.
+        id: its name inside the data set.
+        file: where it is, if it is a file of its own.
+        label: true class of the model, if known.
+        mask: gives (H, W) values: above 0 is object, 255 does not count.
+        boxes: true boxes.
+        given: gives what `read_image` takes, if it is no file.
     """
 
-    name: str
-    image: Image.Image
+    id: str
+    file: str | None = None
     label: int | None = None
-    path: Path | None = None
+    mask: Callable[[], NDArray[Any]] | None = None
+    boxes: tuple[Box, ...] = ()
+    given: Callable[[], Any] | None = None
+
+    @property
+    def path(self) -> Path | None:
+        """Its file."""
+        return None if self.file is None else Path(self.file)
+
+    @property
+    def source(self) -> str:
+        """Its file, or its name, for messages."""
+        return self.id if self.file is None else self.file
+
+    def read(self) -> Any:
+        """What `read_image` takes."""
+        return self.path if self.given is None else self.given()
+
+    def content(self) -> Any:
+        """What `read` gives; whatever decoders and libraries raise is an ImageError."""
+        return _whole(self.read, ImageError, f"cannot read {self.id}")
+
+    def true_mask(self) -> NDArray[Any]:
+        """What `mask` gives; whatever is wrong with it is a MetricError."""
+        assert self.mask is not None
+        return _whole(self.mask, MetricError, f"cannot read the mask of {self.id}")
+
+
+def _whole(read: Callable[[], T], kind: type[AhaError], what: str) -> T:
+    try:
+        return read()
+    except AhaError:
+        raise
+    except Exception as error:  # of a decoder or a library: one file that is damaged ends nothing else
+        raise kind(f"{what}: {reason_of(error)}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """What an error of reading says, for people."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}"
+    return f"{error}" if str(error) and isinstance(error, ValueError) else f"{type(error).__name__} {error}".strip()
 
 
 def find_images(path: Path) -> list[Path]:
@@ -64,38 +129,28 @@ def find_images(path: Path) -> list[Path]:
     return found
 
 
-def iter_pictures(
-    inputs: Pictures,
-    on_error: Callable[[str, ImageError], None] | None = None,
-    first: int = 0,
-) -> Iterator[Picture]:
-    """Reads pictures one at a time, so that a large folder never has to fit into memory.
+def given_images(inputs: Pictures, first: int = 0) -> Iterator[LabelledImage]:
+    """Pictures one at a time, so that a large folder never has to fit into memory; without labels.
 
     Args:
         inputs: Anything `read_image` takes, a folder, or a list or tuple of these.
-        on_error: Called with the name and the error of each picture that cannot be read, which is then left out.
         first: The number of the first picture, by which those from memory are named.
 
     Raises:
-        ImageError: While iterating, at the first picture that cannot be read, unless `on_error` takes it.
+        ImageError: There are none.
     """
     sources = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes) else [inputs]
     if not sources:
         raise ImageError("no images were given")
-    position = first
-    for source in sources:
-        for item in _items(source):
-            path = item if isinstance(item, Path) else None
-            name = f"image-{position}" if path is None else readable(path)
-            position += 1
-            try:
-                image = read_named(item, name)
-            except ImageError as error:
-                if on_error is None:
-                    raise
-                on_error(name, error)
-                continue
-            yield Picture(name, image, path=path)
+    for position, item in enumerate((item for source in sources for item in _items(source)), start=first):
+        if isinstance(item, Path):
+            yield LabelledImage(readable(item), str(item))
+        else:
+            yield LabelledImage(f"image-{position}", given=partial(_same, item))
+
+
+def _same(item: ImageSource) -> ImageSource:
+    return item
 
 
 def _items(source: ImageSource) -> Sequence[ImageSource]:

@@ -9,36 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
 from numpy.typing import NDArray
 
 from aha.core.csv_files import read_table
+from aha.core.disk import readable
 from aha.core.pictures import read_values
-from aha.data.images import find_images
+from aha.data.images import Box, LabelledImage, find_images, given_images
 from aha.errors import ImageError, MetricError
 
 _BOX = ("x0", "y0", "x1", "y1")
-Box = tuple[float, float, float, float]
-
-
-@dataclass(frozen=True)
-class LabelledImage:
-    """One image file and its truth."""
-
-    path: Path
-    label: int | None = None
-    mask: Path | None = None
-    boxes: tuple[Box, ...] = ()
 
 
 def find_labelled(paths: Iterable[Path]) -> list[LabelledImage]:
     """Images at the paths: files, folders, and CSV files that list images."""
     found: list[LabelledImage] = []
     for path in paths:
-        found += _read_csv(path) if path.suffix.lower() == ".csv" else [LabelledImage(p) for p in find_images(path)]
+        found += _read_csv(path) if path.suffix.lower() == ".csv" else given_images(find_images(path))
     return found
 
 
@@ -50,6 +41,7 @@ def _read_csv(path: Path) -> list[LabelledImage]:
     if file_column is None:
         raise ImageError(f"{path} has no column file, path or image; its first line must name the columns")
     found: dict[Path, LabelledImage] = {}
+    masks: dict[Path, Path | None] = {}
     for number, line in enumerate(lines, start=2):
         try:
             image = path.parent / line[file_column]
@@ -60,17 +52,18 @@ def _read_csv(path: Path) -> list[LabelledImage]:
             raise ImageError(
                 f"line {number} of {path} is incomplete or has a label or box that is not a number"
             ) from None
-        earlier = found.get(image, LabelledImage(image))
-        for what, former, now in (("label", earlier.label, label), ("mask", earlier.mask, mask)):
+        earlier, former_mask = found.get(image, LabelledImage(readable(image), str(image))), masks.get(image)
+        for what, former, now in (("label", earlier.label, label), ("mask", former_mask, mask)):
             if None not in (former, now) and former != now:
                 raise ImageError(
                     f"line {number} of {path} gives {line[file_column]} another {what}; keep one of the lines"
                 )
-        found[image] = LabelledImage(
-            image,
-            earlier.label if label is None else label,
-            earlier.mask if mask is None else mask,
-            earlier.boxes + boxes,
+        masks[image] = former_mask if mask is None else mask
+        found[image] = replace(
+            earlier,
+            label=earlier.label if label is None else label,
+            mask=earlier.mask if mask is None else partial(read_mask, mask),
+            boxes=earlier.boxes + boxes,
         )
     return list(found.values())
 

@@ -17,9 +17,9 @@ from PIL import Image, ImageDraw
 from aha.core.csv_files import read_table
 from aha.core.disk import readable
 from aha.core.pictures import MAX_PIXELS
-from aha.data.datasets import DATA, BenchImage
-from aha.data.images import find_images, read_image
-from aha.data.labelled import Box, find_labelled, read_mask
+from aha.data.datasets import DATA
+from aha.data.images import Box, LabelledImage, find_images, read_image
+from aha.data.labelled import find_labelled, read_mask
 from aha.data.samples import read_shards_at
 from aha.errors import ImageError, MetricError, MissingExtra
 from aha.models import TargetModel
@@ -43,12 +43,12 @@ _BIRD_PARTS = (
 )
 
 
-def _file(path: Path, root: Path, **truth: Any) -> BenchImage:
+def _file(path: Path, root: Path, **truth: Any) -> LabelledImage:
     """An image that is a file of its own; it must be there."""
     if not path.is_file():
         raise ImageError(f"{path} does not exist; check the path")
     name = path.relative_to(root) if path.is_relative_to(root) else path
-    return BenchImage(readable(name.as_posix()), partial(Path, path), path, **truth)
+    return LabelledImage(readable(name.as_posix()), str(path), **truth)
 
 
 def _folder(path: Path, what: str) -> Path:
@@ -58,7 +58,7 @@ def _folder(path: Path, what: str) -> Path:
 
 
 @DATA.register("folder")
-def read_folder(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
+def read_folder(place: Path, split: str, model: TargetModel) -> list[LabelledImage]:
     """Pictures below a folder; the folders directly below it are classes if they are known as such."""
     root = place / split if split else place
     files = find_images(root)
@@ -87,22 +87,16 @@ def _plain(name: str) -> str:
 
 
 @DATA.register("csv")
-def read_csv(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
+def read_csv(place: Path, split: str, model: TargetModel) -> list[LabelledImage]:
     """Images listed in a CSV file."""
     return [
-        _file(
-            image.path,
-            place.parent,
-            label=image.label,
-            mask=None if image.mask is None else partial(read_mask, image.mask),
-            boxes=image.boxes,
-        )
+        _file(Path(image.source), place.parent, label=image.label, mask=image.mask, boxes=image.boxes)
         for image in find_labelled([place])
     ]
 
 
 @DATA.register("imagenet")
-def read_imagenet(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
+def read_imagenet(place: Path, split: str, model: TargetModel) -> list[LabelledImage]:
     """ImageNet-1k's validation images with their official labels, and boxes where a file lists them."""
     split = split or "val"
     root = place / split if (place / split).is_dir() else _folder(place, "ImageNet")
@@ -191,7 +185,7 @@ def _devkit(place: Path) -> dict[str, int]:
 
 
 @DATA.register("imagenet-s")
-def read_imagenet_s(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
+def read_imagenet_s(place: Path, split: str, model: TargetModel) -> list[LabelledImage]:
     """ImageNet-S: an image's object is the class of its folder; other classes in it are background."""
     split = split or "validation"
     pictures, masks = _folder(place / split, "ImageNet-S"), _folder(place / f"{split}-segmentation", "ImageNet-S masks")
@@ -215,7 +209,7 @@ def _imagenet_s_mask(path: Path, number: int) -> NDArray[np.uint8]:
 
 
 @DATA.register("imagenet-segmentation")
-def read_imagenet_segmentation(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
+def read_imagenet_segmentation(place: Path, split: str, model: TargetModel) -> list[LabelledImage]:
     """ImageNet-Segmentation (Guillaumin et al. 2014): pictures and masks in one MATLAB file, without labels."""
     try:
         import h5py
@@ -228,10 +222,8 @@ def read_imagenet_segmentation(place: Path, split: str, model: TargetModel) -> l
             raise ValueError(f"it claims {count:,} images")
     except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise ImageError(f"cannot read {place}: {error}") from None
-    return [
-        BenchImage(f"{i:05d}", partial(_from_matlab, place, i, "img"), mask=partial(_from_matlab, place, i, "gt"))
-        for i in range(count)
-    ]
+    read = partial(_from_matlab, place)
+    return [LabelledImage(f"{i:05d}", mask=partial(read, i, "gt"), given=partial(read, i, "img")) for i in range(count)]
 
 
 def _from_matlab(place: Path, index: int, what: str) -> NDArray[Any]:
@@ -250,7 +242,7 @@ def _from_matlab(place: Path, index: int, what: str) -> NDArray[Any]:
 
 
 @DATA.register("pets")
-def read_pets(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
+def read_pets(place: Path, split: str, model: TargetModel) -> list[LabelledImage]:
     """Oxford-IIIT Pet with its trimaps; breeds are labels for models of the 37 breeds alone."""
     pictures = _folder(place / "images", "Oxford-IIIT Pet")
     trimaps = next((t for t in (place / "trimaps", place / "annotations" / "trimaps") if t.is_dir()), None)
@@ -286,7 +278,7 @@ def _trimap(path: Path) -> NDArray[np.uint8]:
 
 
 @DATA.register("funnybirds")
-def read_funnybirds(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
+def read_funnybirds(place: Path, split: str, model: TargetModel) -> list[LabelledImage]:
     """FunnyBirds (Hesse et al. 2023): what tells its classes apart are a bird's parts, so the object is all of them."""
     split = split or "test"
     listing = place / f"dataset_{split}.json"
@@ -317,7 +309,7 @@ def _bird_parts(path: Path) -> NDArray[np.uint8]:
 
 
 @DATA.register("coco")
-def read_coco(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
+def read_coco(place: Path, split: str, model: TargetModel) -> list[LabelledImage]:
     """COCO: the object is all of the category that covers most; crowds do not count; images without objects are out."""
     split = split or "val2017"
     listing = place / "annotations" / f"instances_{split}.json"
@@ -409,16 +401,13 @@ def _uncompressed(text: str) -> list[int]:
 
 
 @DATA.register("shards")
-def read_shards(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
+def read_shards(place: Path, split: str, model: TargetModel) -> list[LabelledImage]:
     """Images inside tar files, read from their place there."""
-    return [
-        BenchImage(f"{Path(sample.file).name}/{sample.offset}", sample.read, label=sample.label)
-        for sample in read_shards_at(place)
-    ]
+    return read_shards_at(place)
 
 
 @DATA.register("hf")
-def read_hugging_face(place: Path, split: str, model: TargetModel) -> list[BenchImage]:
+def read_hugging_face(place: Path, split: str, model: TargetModel) -> list[LabelledImage]:
     """A data set of the hub, or a saved one, with a column of images and, if it has one, of class numbers."""
     try:
         import datasets
@@ -438,11 +427,12 @@ def read_hugging_face(place: Path, split: str, model: TargetModel) -> list[Bench
     label = next((name for name in ("label", "labels", "fine_label") if name in columns), None)
     if picture is None:
         raise ImageError(f"{place} has no column of images; it has {', '.join(columns)}")
-    labels = [None if value is None or value < 0 else int(value) for value in loaded[label]] if label else None
+    values = loaded[label] if label else [None] * len(loaded)
+    labels = [None if value is None or value < 0 else int(value) for value in values]
     if isinstance(getattr(loaded, "features", {}).get(picture), getattr(datasets, "Image", ())):
         loaded = loaded.cast_column(picture, datasets.Image(decode=False))  # the library would open any format
     return [
-        BenchImage(f"{split or 'data'}/{i}", _row_reader(loaded, i, picture), label=labels[i] if labels else None)
+        LabelledImage(f"{split or 'data'}/{i}", label=labels[i], given=_row_reader(loaded, i, picture))
         for i in range(len(loaded))
     ]
 

@@ -1,12 +1,12 @@
-"""Training images: nothing but names, labels and places is held in memory; and the images inside tar shards."""
+"""The images that an explainer is trained on, and those inside tar shards."""
 
 from __future__ import annotations
 
 import json
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from torch.utils.data import Dataset
 
 from aha.core.disk import check_regular
-from aha.data.datasets import BenchImage, find_data
-from aha.data.images import IMAGE_SUFFIXES
+from aha.data.datasets import find_data
+from aha.data.images import IMAGE_SUFFIXES, LabelledImage
 from aha.errors import ImageError
 from aha.models import TargetModel
 
@@ -23,42 +23,11 @@ _MOST_SHARDS, _MOST_DIGITS = 100_000, 18
 _LONGEST_LABEL = 2**20  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingImage:
-    """One training image: a file, a stretch of a tar shard, or what a data set gives."""
-
-    file: str
-    label: int | None = None
-    offset: int = 0
-    size: int = 0
-    given: Callable[[], Any] | None = None
-
-    @property
-    def is_file(self) -> bool:
-        """Is it a file of its own, not a stretch of a shard or an image of a data set?"""
-        return self.given is None and not self.size
-
-    def num_bytes(self) -> int:
-        """Of its file; 0 where it has none of its own."""
-        path = Path(self.file)
-        return self.size or (path.stat().st_size if self.given is None and path.is_file() else 0)
-
-    def read(self) -> Any:
-        """What `read_image` takes."""
-        if self.given is not None:
-            return self.given()
-        if not self.size:
-            return Path(self.file)
-        with Path(self.file).open("rb") as shard:
-            shard.seek(self.offset)
-            return shard.read(self.size)
-
-
 Data: TypeAlias = str | Path | Sequence[Any] | Dataset[Any]
 """A data text, a list of pictures or their paths, or a Dataset that is indexed."""
 
 
-def find_samples(source: Data, model: TargetModel) -> list[TrainingImage]:
+def find_samples(source: Data, model: TargetModel) -> list[LabelledImage]:
     """All images at a source, labelled as every other command labels them (see `aha.data.datasets`).
 
     Pictures of a list or a Dataset have no labels: whether a Dataset has some is known only when all of it is read.
@@ -75,27 +44,21 @@ def find_samples(source: Data, model: TargetModel) -> list[TrainingImage]:
             f"{source} has {len(folders)} folders with images, but the model has {model.num_classes} classes; "
             "give one folder per class, one folder of images without labels, or a CSV file with the columns file, label"
         )
-    return [_sample(image) for image in images]
+    return images
 
 
-def _of_list(source: Sequence[Any] | Dataset[Any], place: int) -> TrainingImage:
+def _of_list(source: Sequence[Any] | Dataset[Any], place: int) -> LabelledImage:
     if not isinstance(source, Dataset) and isinstance(source[place], str | Path):
-        return TrainingImage(str(source[place]))
+        return LabelledImage(str(source[place]), str(source[place]))
 
     def read() -> Any:
         item = source[place]
         return item[0] if isinstance(item, tuple | list) else item
 
-    return TrainingImage(f"image {place}", given=read)
+    return LabelledImage(f"image {place}", given=read)
 
 
-def _sample(image: BenchImage) -> TrainingImage:
-    if image.path is not None:
-        return TrainingImage(str(image.path), image.label)
-    return TrainingImage(image.id, image.label, given=image.read)
-
-
-def read_shards_at(path: Path) -> list[TrainingImage]:
+def read_shards_at(path: Path) -> list[LabelledImage]:
     """Images inside the tar files at a path."""
     return [sample for shard in _shards(path) for sample in _in_shard(shard)]
 
@@ -113,7 +76,7 @@ def _shards(path: Path) -> list[Path]:
     return sorted(path.glob("*.tar")) if path.is_dir() else []
 
 
-def _in_shard(shard: Path) -> Iterator[TrainingImage]:
+def _in_shard(shard: Path) -> Iterator[LabelledImage]:
     """Images of one shard; `NAME.cls` (a number) or `NAME.json` ({"label": number}) beside `NAME.jpg` is its label."""
     try:
         check_regular(shard)
@@ -129,9 +92,16 @@ def _in_shard(shard: Path) -> Iterator[TrainingImage]:
                         content = archive.extractfile(member)
                         label = _label(content.read(_LONGEST_LABEL) if content else b"", suffix)
                 if image is not None:
-                    yield TrainingImage(str(shard), label, image.offset_data, image.size)
+                    read = partial(_stretch, str(shard), image.offset_data, image.size)
+                    yield LabelledImage(f"{shard.name}/{image.offset_data}", label=label, given=read)
     except (OSError, tarfile.TarError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ImageError(f"cannot read the shard {shard}: {error}") from None
+
+
+def _stretch(file: str, offset: int, size: int) -> bytes:
+    with Path(file).open("rb") as shard:
+        shard.seek(offset)
+        return shard.read(size)
 
 
 def _key(name: str) -> str:

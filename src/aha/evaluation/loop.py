@@ -1,7 +1,8 @@
 """The loop of every evaluation: a batch is read once, explained once per method, and scored by all protocols at once.
 
-`aha.evaluate`, cards and benchmarks run it; they differ in where maps come from and results go. What a `Sink` has already is
-not computed. If no image of a batch has a map of a source, each is tried alone, since one of them may be to blame.
+`aha.evaluate`, cards and benchmarks run it; they differ in where maps come from and results go. What a `Sink` has
+already is not computed. If no image of a batch has a map of a source, each is tried alone, since one of them may be to
+blame.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from aha.core.disk import result_key
 from aha.data.batches import Batch
-from aha.data.datasets import BenchImage, content_digest
+from aha.data.datasets import content_digest
+from aha.data.images import LabelledImage
 from aha.errors import MetricError
 from aha.evaluation.ground_truth import copied
 from aha.evaluation.map_sources import fitted_case
@@ -41,7 +42,7 @@ class SavedMaps:
         """What all of them have in common."""
         return "saved maps"
 
-    def digest(self, image: BenchImage) -> str:
+    def digest(self, image: LabelledImage) -> str:
         """What the image's own maps are."""
         own = self.maps[image.id]
         return result_key(*((saved.target, content_digest(lambda path=saved.path: path)) for saved in own))  # type: ignore[misc]
@@ -75,7 +76,7 @@ class SavedMaps:
                     yield case
 
 
-def find_saved(folder: str, images: Sequence[BenchImage], seed: int) -> list[SavedMaps]:
+def find_saved(folder: str, images: Sequence[LabelledImage], seed: int) -> list[SavedMaps]:
     """The maps of the images in a folder, by method."""
     names = {image.path: image.id for image in images if image.path is not None}
     by_method: dict[str, dict[str, list[SavedMap]]] = {}

@@ -23,7 +23,8 @@ from aha import __version__
 from aha.core.disk import check_writable, result_key, versions
 from aha.core.launch import parts_of
 from aha.core.store import read_record, write_record
-from aha.data.datasets import BenchImage, content_digest
+from aha.data.datasets import content_digest
+from aha.data.images import LabelledImage
 from aha.errors import AhaError, DamageWarning, OutputError, SpecError
 from aha.interop.arrow import Batch, Explain, arrow, keys_of, pictures_of
 from aha.interop.shelf import SUFFIXES, Format, Shelf
@@ -83,7 +84,7 @@ class ShardRun:
 
     def run(
         self,
-        images: Sequence[BenchImage],
+        images: Sequence[LabelledImage],
         share: tuple[int, int] = (0, 1),
         size: int = 64,
         on_progress: Callable[[float], None] = lambda count: None,
@@ -96,7 +97,7 @@ class ShardRun:
             self.count({name: values[0] for name, values in report.items()})
             on_progress(len(part))
 
-    def _read(self, images: Sequence[BenchImage]) -> dict[str, list[Any]]:
+    def _read(self, images: Sequence[LabelledImage]) -> dict[str, list[Any]]:
         """The batch of these images; what a data set does not give is noted."""
         batch: dict[str, list[Any]] = {"key": [], "image": [], "label": []}
         for image in images:

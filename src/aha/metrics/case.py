@@ -65,7 +65,9 @@ def without(reference: Reference, part: Part) -> Perturbation:
 
 @dataclass
 class Sample:
-    """One image with what is known about it; shared by every map of it.
+    """What metrics know of one image, at the size of the model's input; shared by every map of it.
+
+    No image of a data set: it holds tensors and what the model answers to them.
 
     Attributes:
         inputs: normalised model input (C, H, W).

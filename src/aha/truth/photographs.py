@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,8 @@ from torch import Tensor
 from aha.core.disk import result_key
 from aha.core.seeds import generator_of
 from aha.data.datasets import content_digest, drawn
-from aha.data.images import find_images, read_image
-from aha.data.labelled import LabelledImage, find_labelled, read_mask
+from aha.data.images import LabelledImage, find_images, given_images, read_image
+from aha.data.labelled import find_labelled
 from aha.errors import ImageError, SpecError
 
 _MOST = 4000
@@ -48,7 +48,7 @@ class Photographs:
 
 def read_grey(data: str, side: int) -> tuple[Tensor, str]:
     """Photographs (n, side, side) of a folder or CSV file without colour, and what they are known by."""
-    files = [image.path for image in _chosen(_listed(data))][:500]
+    files = [image.source for image in _chosen(_listed(data))][:500]
     pictures = torch.stack([_square(file, side).mean(dim=0) for file in files])
     return pictures, content_digest(pictures.numpy)
 
@@ -64,7 +64,7 @@ def read_photographs(data: str, side: int, *, with_objects: bool) -> Photographs
     if len(kinds) < 2:
         raise SpecError(f"{data} needs photographs of at least two classes: a folder for each, or a CSV with labels")
     images = _chosen(images)
-    pictures = torch.stack([_square(image.path, side) for image in images])
+    pictures = torch.stack([_square(image.source, side) for image in images])
     labels = torch.tensor([kinds.index(image.label) for image in images if image.label is not None])
     objects = torch.stack([_object(image, side) for image in images]) if with_objects else None
     digests = [content_digest(part.numpy) for part in (pictures, labels, objects) if part is not None]
@@ -79,8 +79,9 @@ def _listed(data: str) -> list[LabelledImage]:
     if place.suffix.lower() == ".csv":
         return find_labelled([place])
     folders = sorted(folder for folder in place.iterdir() if folder.is_dir()) if place.is_dir() else []
-    found = [LabelledImage(file, label) for label, folder in enumerate(folders) for file in find_images(folder)]
-    return found or [LabelledImage(file) for file in find_images(place)]
+    labelled = enumerate(given_images(find_images(folder)) for folder in folders)
+    found = [replace(image, label=label) for label, images in labelled for image in images]
+    return found or list(given_images(find_images(place)))
 
 
 def _chosen(images: list[LabelledImage]) -> list[LabelledImage]:
@@ -94,7 +95,7 @@ def _cut(width: int, height: int) -> tuple[int, int, int, int]:
     return left, top, left + short, top + short
 
 
-def _square(file: Path, side: int) -> Tensor:
+def _square(file: str, side: int) -> Tensor:
     """The middle of a photograph (3, S, S) in [0, 1]."""
     picture = read_image(file).convert("RGB")
     small = picture.crop(_cut(*picture.size)).resize((side, side), Image.Resampling.LANCZOS)
@@ -104,10 +105,10 @@ def _square(file: Path, side: int) -> Tensor:
 def _object(image: LabelledImage, side: int) -> Tensor:
     """Where (S, S) the object is in the middle of a photograph."""
     if image.mask is not None:
-        values = read_mask(image.mask)
+        values = image.true_mask()
         inside = ((values > 0) & (values != 255)).astype(np.uint8) * 255
     else:
-        width, height = read_image(image.path).size
+        width, height = read_image(image.source).size
         inside = np.zeros((height, width), dtype=np.uint8)
         for x0, y0, x1, y1 in image.boxes:
             inside[round(y0) : round(y1), round(x0) : round(x1)] = 255

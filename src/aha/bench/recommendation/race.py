@@ -37,7 +37,8 @@ from aha.bench.store import RunStore
 from aha.bench.work_units import Cells
 from aha.core.disk import result_key
 from aha.core.progress_line import duration
-from aha.data.datasets import BenchImage, choose
+from aha.data.datasets import choose
+from aha.data.images import LabelledImage
 from aha.errors import OutputError, SpecError
 from aha.methods import Method
 from aha.metrics import load_metric
@@ -157,7 +158,7 @@ class Racing:
             for metrics in (self.plan.metrics, CHECKS):
                 run = self._bench([method], images, metrics)
 
-                def is_lost(image: BenchImage, cells: Cells = run.cells) -> bool:
+                def is_lost(image: LabelledImage, cells: Cells = run.cells) -> bool:
                     return any(cells.key(image, *parts) in lost for parts in cells.missing(image))
 
                 run.feed(store, filter(is_lost, run.images), _silent)

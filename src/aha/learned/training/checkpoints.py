@@ -27,7 +27,7 @@ from torch import Tensor
 
 from aha.core.disk import remove_partials, result_key, write_atomically, writing
 from aha.core.store import locked
-from aha.data.samples import TrainingImage
+from aha.data.images import LabelledImage
 from aha.errors import OutputError
 from aha.learned.explainer import Explainer
 from aha.learned.settings import Settings, TrainConfig
@@ -97,7 +97,7 @@ class RunFolder:
         self.out, self._settings = out, settings
 
     @contextmanager
-    def begin(self, zoo: Zoo, samples: Sequence[TrainingImage], *, resume: bool) -> Iterator[None]:
+    def begin(self, zoo: Zoo, samples: Sequence[LabelledImage], *, resume: bool) -> Iterator[None]:
         """Takes the folder for this run, or checks that the run in it is the same one; no other process gets it."""
         description = {
             "target": zoo.spec,
@@ -186,9 +186,13 @@ def _described(member: TargetModel) -> dict[str, Any]:
     return {"score": member.score.name, "precision": member.precision, "preprocessing": str(member.preprocessing)}
 
 
-def _digest_of(samples: Sequence[TrainingImage]) -> str:
+def _digest_of(samples: Sequence[LabelledImage]) -> str:
     """Of the names, sizes and labels of all images: reading millions of files to be surer would take too long."""
-    return result_key(*((sample.file, sample.num_bytes(), sample.label) for sample in samples))
+
+    def size(path: Path | None) -> int:
+        return path.stat().st_size if path is not None and path.is_file() else 0
+
+    return result_key(*((sample.source, size(sample.path), sample.label) for sample in samples))
 
 
 def _check_same(out: Path, description: Mapping[str, Any]) -> None:

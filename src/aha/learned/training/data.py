@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from aha.core.pictures import read_named
-from aha.data.images import read_image
-from aha.data.samples import Data, TrainingImage, find_samples
+from aha.data.images import LabelledImage, read_image
+from aha.data.samples import Data, find_samples
 from aha.errors import ImageError
 from aha.learned.seeds import CROP, HOLD_OUT, ORDER, generator_for
 from aha.learned.settings import TrainConfig
@@ -50,7 +50,7 @@ class StepImages(Dataset[tuple[Tensor, int, int, str]]):
     """The image at each place of a run: place p is in epoch p // N."""
 
     def __init__(
-        self, samples: Sequence[TrainingImage], preprocessing: Sequence[Preprocessing], config: TrainConfig
+        self, samples: Sequence[LabelledImage], preprocessing: Sequence[Preprocessing], config: TrainConfig
     ) -> None:
         """`preprocessing[step]` makes the inputs of a step."""
         self._samples, self._preprocessing = samples, preprocessing
@@ -63,11 +63,11 @@ class StepImages(Dataset[tuple[Tensor, int, int, str]]):
             try:
                 image = read_image(sample.read())
             except (ImageError, OSError) as error:
-                failure = f"{sample.file}: {error}"
+                failure = f"{sample.source}: {error}"
                 continue
             label = _UNKNOWN if sample.label is None else sample.label
             preprocessing = self._preprocessing[place // self._batch_size]
-            return preprocessing(self._cut(image, place))[0], label, place, sample.file
+            return preprocessing(self._cut(image, place))[0], label, place, sample.source
         raise ImageError(f"{_MOST_UNREADABLE} images in a row cannot be read, the last one being {failure}")
 
     def _cut(self, image: Image, place: int) -> Image:
@@ -80,7 +80,7 @@ class StepImages(Dataset[tuple[Tensor, int, int, str]]):
         left, top = round(x * (image.width - width)), round(y * (image.height - height))
         return image.crop((left, top, left + width, top + height))
 
-    def _sample(self, place: int) -> TrainingImage:
+    def _sample(self, place: int) -> LabelledImage:
         epoch, index = divmod(place, len(self._samples))
         if self._order[0] != epoch:
             self._order = (epoch, torch.randperm(len(self._samples), generator=generator_for(self._seed, ORDER, epoch)))
@@ -89,7 +89,7 @@ class StepImages(Dataset[tuple[Tensor, int, int, str]]):
 
 def split_samples(
     data: Data, validation: Data | None, target: TargetModel, config: TrainConfig
-) -> tuple[list[TrainingImage], list[TrainingImage]]:
+) -> tuple[list[LabelledImage], list[LabelledImage]]:
     """Images to train on and images to measure on, the second some of the first where none are given."""
     samples = find_samples(data, target)
     others = samples if validation is None else find_samples(validation, target)
@@ -104,12 +104,12 @@ def split_samples(
 
 
 def readable(
-    samples: Iterable[TrainingImage], on_error: Callable[[str], None] = lambda reason: None
-) -> Iterator[TrainingImage]:
+    samples: Iterable[LabelledImage], on_error: Callable[[str], None] = lambda reason: None
+) -> Iterator[LabelledImage]:
     """The samples whose pictures can be read; `on_error` is told why another one cannot."""
     for sample in samples:
         try:
-            read_named(sample.read(), sample.file)
+            read_named(sample.read(), sample.source)
         except (ImageError, OSError) as error:
             on_error(str(error))
         else:

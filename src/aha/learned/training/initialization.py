@@ -8,7 +8,7 @@ from itertools import islice
 
 import torch
 
-from aha.data.samples import TrainingImage
+from aha.data.images import LabelledImage
 from aha.errors import CapabilityError, ModelError
 from aha.learned.decoder import Decoder
 from aha.learned.explainer import Explainer
@@ -25,7 +25,7 @@ _ENOUGH_PER_CLASS = 50
 _SAMPLES_FOR_SIGN = 8
 
 
-def fresh_explainer(zoo: Zoo, design: Design, samples: Sequence[TrainingImage], seed: int) -> Explainer:
+def fresh_explainer(zoo: Zoo, design: Design, samples: Sequence[LabelledImage], seed: int) -> Explainer:
     """A new explainer, the same for the same seed; "auto" conditioning is decided by the labels that there are."""
     target = zoo.members[0]
     if design.form == "universal":
@@ -40,7 +40,7 @@ def fresh_explainer(zoo: Zoo, design: Design, samples: Sequence[TrainingImage], 
     return Explainer.for_target(target, replace(design, conditioning=conditioning), seed=seed)
 
 
-def _decided(target: TargetModel, samples: Sequence[TrainingImage]) -> Conditioning:
+def _decided(target: TargetModel, samples: Sequence[LabelledImage]) -> Conditioning:
     labelled = sum(sample.label is not None for sample in samples)
     is_closed = not target.has_texts  # a table of classes would know no other texts
     if is_closed and labelled >= _ENOUGH_PER_CLASS * target.num_classes:
@@ -53,7 +53,7 @@ def _decided(target: TargetModel, samples: Sequence[TrainingImage]) -> Condition
 
 
 def orient_evidence(
-    explainer: Explainer, target: TargetModel, samples: Sequence[TrainingImage], config: TrainConfig, engine: Engine
+    explainer: Explainer, target: TargetModel, samples: Sequence[LabelledImage], config: TrainConfig, engine: Engine
 ) -> None:
     """Turns the class evidence round where it points away from what matters, as patch tokens of CLIP's ViTs do."""
     if isinstance(explainer.decoder, Decoder) and explainer.config.evidence == "forward":

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from aha.core.disk import check_writable
 from aha.core.progress import Listener, parts_of_known
 from aha.core.progress_line import shown
-from aha.data.samples import Data, TrainingImage
+from aha.data.images import LabelledImage
+from aha.data.samples import Data
 from aha.errors import ModelError
 from aha.learned import library
 from aha.learned.calibration import mean_response
@@ -102,8 +103,8 @@ class _Run:
     """What stays the same from the first step to the last."""
 
     zoo: Zoo
-    samples: Sequence[TrainingImage]
-    held_out: Sequence[TrainingImage]
+    samples: Sequence[LabelledImage]
+    held_out: Sequence[LabelledImage]
     config: TrainConfig
     folder: RunFolder
     engine: Engine

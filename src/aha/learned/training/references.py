@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aha.data.images import read_image
-from aha.data.samples import TrainingImage
+from aha.data.images import LabelledImage
 from aha.data.targets import top_classes
 from aha.errors import SpecError
 from aha.learned.seeds import HOLD_OUT, REFERENCE, generator_for
@@ -30,7 +30,7 @@ _SEEDED = "seed"
 
 
 def usable_references(
-    references: Sequence[Reference], samples: Sequence[TrainingImage], target: TargetModel, seed: int
+    references: Sequence[Reference], samples: Sequence[LabelledImage], target: TargetModel, seed: int
 ) -> tuple[Reference, ...]:
     """The references as training uses them, each tried on one image: neighbours without files come from the data."""
     if any(isinstance(one, AdaptiveBlur) for one in references):
@@ -50,12 +50,12 @@ def usable_references(
     return found
 
 
-def _with_files(chosen: Reference, samples: Sequence[TrainingImage], seed: int) -> Reference:
+def _with_files(chosen: Reference, samples: Sequence[LabelledImage], seed: int) -> Reference:
     if not isinstance(chosen, Neighbours) or chosen.files:
         return chosen
     order = torch.randperm(len(samples), generator=generator_for(seed, HOLD_OUT, REFERENCE)).tolist()
     files = (samples[place] for place in order)
-    found = list(islice(readable(one for one in files if one.is_file), _MOST_FILES))
+    found = list(islice(readable(one for one in files if one.file is not None), _MOST_FILES))
     if len(found) < 2:
         raise SpecError(
             "neighbours takes patches of image files, and these data have fewer than two; name some, or a folder of "

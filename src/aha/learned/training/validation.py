@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aha.core.launch import parts_of
-from aha.data.images import read_image
-from aha.data.samples import TrainingImage
+from aha.data.images import LabelledImage, read_image
 from aha.data.targets import top_classes
 from aha.errors import AhaWarning, ImageError, warn
 from aha.learned.explainer import Explainer
@@ -28,7 +27,7 @@ from aha.perturb.perturbation import area, step_counts
 from aha.perturb.references import Reference
 
 
-def measurable(held_out: Sequence[TrainingImage], *, warns: bool) -> list[TrainingImage]:
+def measurable(held_out: Sequence[LabelledImage], *, warns: bool) -> list[LabelledImage]:
     """Those of the held-out images that can be read: all measurements of a run are of the same ones.
 
     Found out before the first step, since by default the first measurement comes after the last one.
@@ -45,7 +44,7 @@ def measurable(held_out: Sequence[TrainingImage], *, warns: bool) -> list[Traini
 
 
 def validation_curves(
-    explainer: Explainer, target: TargetModel, samples: Sequence[TrainingImage], config: TrainConfig, engine: Engine
+    explainer: Explainer, target: TargetModel, samples: Sequence[LabelledImage], config: TrainConfig, engine: Engine
 ) -> Tensor:
     """Deletion and Insertion curves (N, 2, S + 1) of the predicted classes by hard pixel masks (T = 0)."""
     looks = 1 if explainer.revision is None else 3
@@ -57,7 +56,7 @@ def validation_curves(
 
 
 def grad_cam_scores(
-    target: TargetModel, samples: Sequence[TrainingImage], config: TrainConfig, engine: Engine
+    target: TargetModel, samples: Sequence[LabelledImage], config: TrainConfig, engine: Engine
 ) -> Tensor:
     """Ins-Del (N,) of Grad-CAM on the same images: what an explainer has to beat."""
     curves = _curves_of(_grad_cam, target, samples, config, engine)
@@ -67,7 +66,7 @@ def grad_cam_scores(
 def _curves_of(
     draw: Callable[[TargetModel, Tensor, Tensor], Tensor],
     target: TargetModel,
-    samples: Sequence[TrainingImage],
+    samples: Sequence[LabelledImage],
     config: TrainConfig,
     engine: Engine,
 ) -> Tensor:

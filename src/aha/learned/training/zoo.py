@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aha.data.images import read_image
-from aha.data.samples import TrainingImage
+from aha.data.images import LabelledImage, read_image
 from aha.errors import ModelError
 from aha.learned import universal
 from aha.learned.seeds import TURN, generator_for
@@ -63,7 +62,7 @@ class Turn:
 class Zoo:
     """Models that take turns step by step; which one, and how it is varied, follows from the seed and the step."""
 
-    def __init__(self, members: Sequence[TargetModel], samples: Sequence[TrainingImage], config: TrainConfig) -> None:
+    def __init__(self, members: Sequence[TargetModel], samples: Sequence[LabelledImage], config: TrainConfig) -> None:
         if config.mix and len(config.mix) != len(members):
             raise ModelError(f"mix={config.mix} has {len(config.mix)} numbers for {len(members)} models")
         self.members, self._samples, self._config = list(members), samples, config
