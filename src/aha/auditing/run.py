@@ -16,7 +16,7 @@ from aha.auditing.plans import plans_of, search_of, truth_metric
 from aha.auditing.record import AuditRequest, check_same
 from aha.auditing.thresholds import FILE, Thresholds, read_thresholds
 from aha.bench.run_reader import read_run
-from aha.bench.runner import BenchRun, Step, planned_view
+from aha.bench.runner import BenchRun, Step, planned_view, written_model
 from aha.core.disk import check_writable, write_atomically, writing
 from aha.data.datasets import choose, find_data
 from aha.errors import SpecError
@@ -64,20 +64,7 @@ def audit(
     Returns:
         An `Audit`; its page and its JSON are in `out`.
     """
-    prepared = prepare(
-        model,
-        data,
-        method,
-        against=against,
-        headroom=headroom,
-        thresholds=thresholds,
-        out=out,
-        limit=limit,
-        target=target,
-        steps=steps,
-        seed=seed,
-        batch_size=batch_size,
-    )
+    prepared = prepare(**{name: given for name, given in locals().items() if name != "on_step"})
     for run in prepared.begin():
         run.run(on_step)
     return prepared.settle()
@@ -142,7 +129,7 @@ def prepare(
     asked = AuditRequest(
         model=loaded.spec,
         digest=loaded.digest,
-        model_text=model_text or ("model" if loaded.spec.startswith("module:") else f'"{loaded.spec}"'),
+        model_text=model_text or written_model(loaded),
         method=str(chosen),
         in_full=chosen.in_full(),
         facts=chosen.facts(loaded),

@@ -264,6 +264,11 @@ class BenchRun:
         return [self.images[index] for index in parts_of(len(self.images), self._share)]
 
 
+def written_model(model: TargetModel) -> str:
+    """A model as a call writes it."""
+    return "model" if model.spec.startswith("module:") else f'"{model.spec}"'
+
+
 def planned_view(model: TargetModel, targets: Sequence[str]) -> TargetModel:
     """The model as a plan's target has it: one that is no class is alone in its plan, and the same for all images."""
     asked = [Asked.of(model, target) for target in dict.fromkeys(targets)]

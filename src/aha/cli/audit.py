@@ -11,6 +11,7 @@ from aha.cli.bench import show_estimates
 from aha.cli.limits import check_cost
 from aha.cli.options import (
     NOT_STATED,
+    Data,
     Debug,
     Device,
     Force,
@@ -19,7 +20,7 @@ from aha.cli.options import (
     Quiet,
     Seed,
     Stated,
-    named_folder,
+    out_folder,
     with_model_options,
 )
 from aha.cli.outlook import run_with_bar
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 @with_model_options()
 def audit(
     model: Model,
-    data: Annotated[str, typer.Option(help="Your images: folder, CSV, tar shards, or KIND:PLACE as in `aha bench`.")],
+    data: Data,
     method: Annotated[str, typer.Option(help="The method to audit.", autocompletion=complete_method)],
     against: Annotated[
         str | None,
@@ -46,9 +47,7 @@ def audit(
     headroom: Annotated[
         int | None, typer.Option(min=1, help="Also judge the headroom, by a search of so many images per map.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(parser=named_folder, metavar="PATH", help="Audit folder; the same command resumes it.")
-    ] = Path("audit"),
+    out: Annotated[Path, out_folder(help="Audit folder; the same command resumes it.")] = Path("audit"),
     target: Annotated[str, typer.Option(help="Explained class: top1, label, an index or a name.")] = "top1",
     limit: Annotated[int, typer.Option(min=1, help="Number of images, a random sample by the seed.")] = 40,
     steps: Annotated[

@@ -25,7 +25,7 @@ from aha.cli.options import (
     Quiet,
     Stated,
     Workers,
-    named_folder,
+    out_folder,
     with_model_options,
 )
 from aha.cli.outlook import run_with_bar
@@ -50,10 +50,7 @@ def bench(
         str | None,
         typer.Argument(help="A plan (TOML), a published table (paper:aha-table1) or a generated set (truth:list)."),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(parser=named_folder, metavar="PATH", help="Run folder; finished results in it are skipped."),
-    ] = None,
+    out: Annotated[Path | None, out_folder(help="Run folder; finished results in it are skipped.")] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(help="Repeatable; SOURCE:NAME; see `aha list models`.", autocompletion=complete_model),
@@ -322,10 +319,7 @@ def _as_json(read: Run, page: Path | None) -> dict[str, Any]:
 
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(parser=named_folder, metavar="PATH", help="Folder for the report; the run folder by default."),
-    ] = None,
+    out: Annotated[Path | None, out_folder(help="Folder for the report; the run folder by default.")] = None,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -369,7 +363,7 @@ def compare(
 
 def merge(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
-    out: Annotated[Path, typer.Option(parser=named_folder, metavar="PATH", help="Folder of the merged run.")],
+    out: Annotated[Path, out_folder(help="Folder of the merged run.")],
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,

@@ -7,14 +7,12 @@ from typing import Annotated
 
 import typer
 
-from aha.cli.options import BatchSize, Debug, Device, Json, Quiet, Seed, named_folder
+from aha.cli.options import BatchSize, Debug, Device, Json, Quiet, Seed, out_folder
 from aha.cli.reporting import print_json, progress_bar, reported
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option(parser=named_folder, metavar="PATH", help="Folder for the gallery and the results.")
-    ] = Path("demo-gallery"),
+    out: Annotated[Path, out_folder(help="Folder for the gallery and the results.")] = Path("demo-gallery"),
     seed: Seed = 0,
     device: Device = None,
     batch_size: BatchSize = 4,

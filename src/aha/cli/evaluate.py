@@ -22,7 +22,7 @@ from aha.cli.options import (
     Quiet,
     Seed,
     Stated,
-    named_folder,
+    out_folder,
     with_model_options,
 )
 from aha.cli.outlook import run_with_bar
@@ -42,10 +42,7 @@ def evaluate(
         typer.Argument(metavar="PATH", help="Images, folders, CSV files with labels, masks or boxes, or data sets."),
     ],
     model: Model,
-    out: Annotated[
-        Path,
-        typer.Option(parser=named_folder, metavar="PATH", help="Run folder, with scores.csv and summary.csv."),
-    ],
+    out: Annotated[Path, out_folder(help="Run folder, with scores.csv and summary.csv.")],
     method: Annotated[
         list[str] | None, typer.Option(help="Repeatable; a method to measure.", autocompletion=complete_method)
     ] = None,

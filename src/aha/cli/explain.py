@@ -23,7 +23,7 @@ from aha.cli.options import (
     Seed,
     Stated,
     Workers,
-    named_folder,
+    out_folder,
     with_model_options,
 )
 from aha.cli.outlook import expected_seconds
@@ -50,11 +50,8 @@ def explain(
     model: Model,
     out: Annotated[
         Path | None,
-        typer.Option(
-            parser=named_folder,
-            metavar="PATH",
-            help="Folder for the results; finished images in it are skipped.",
-            show_default="NAME-aha next to it",
+        out_folder(
+            help="Folder for the results; finished images in it are skipped.", show_default="NAME-aha next to it"
         ),
     ] = None,
     method: Annotated[

@@ -30,6 +30,7 @@ Limit = Annotated[
     int | None,
     typer.Option(min=1, help="Number of images, a random sample by the seed; a larger limit contains a smaller one."),
 ]
+Data = Annotated[str, typer.Option(help="Your images: folder, CSV, tar shards, or KIND:PLACE as in `aha bench`.")]
 Model = Annotated[str, typer.Option(help="SOURCE:NAME; see `aha list models`.", autocompletion=complete_model)]
 Force = Annotated[bool, typer.Option("--force", help="Run even if the estimated cost is too high for this machine.")]
 On = Annotated[
@@ -47,6 +48,9 @@ def named_folder(text: str | Path) -> Path:
     if not str(text).strip():
         raise typer.BadParameter("the folder name is empty; give one")
     return Path(text)
+
+
+out_folder = partial(typer.Option, parser=named_folder, metavar="PATH")
 
 
 def numbers(text: str) -> list[float]:

@@ -9,6 +9,7 @@ import typer
 
 from aha.cli.options import (
     NOT_STATED,
+    Data,
     Debug,
     Device,
     Json,
@@ -16,7 +17,7 @@ from aha.cli.options import (
     Quiet,
     Seed,
     Stated,
-    named_folder,
+    out_folder,
     with_model_options,
 )
 from aha.cli.reporting import answer, print_json, reported, resumable
@@ -31,11 +32,8 @@ if TYPE_CHECKING:
 @with_model_options()
 def recommend(
     model: Model,
-    data: Annotated[str, typer.Option(help="Your images: folder, CSV, tar shards, or KIND:PLACE as in `aha bench`.")],
-    out: Annotated[
-        Path,
-        typer.Option(parser=named_folder, metavar="PATH", help="Run folder; the same command resumes it."),
-    ] = Path("recommendation"),
+    data: Data,
+    out: Annotated[Path, out_folder(help="Run folder; the same command resumes it.")] = Path("recommendation"),
     budget: Annotated[str | None, typer.Option(help="Time limit: 30min, 90s, 2h.", show_default="30min")] = None,
     passes: Annotated[
         int | None, typer.Option(min=1, help="Limit on images through the model, forward and backward.")

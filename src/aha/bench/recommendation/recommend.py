@@ -14,7 +14,7 @@ from aha.bench.recommendation.race import Progress, Racing
 from aha.bench.recommendation.record import Race
 from aha.bench.recommendation.result import Recommendation, recommendation, write_page
 from aha.bench.reporting.report import write_report
-from aha.bench.runner import planned_view
+from aha.bench.runner import planned_view, written_model
 from aha.errors import SpecError
 from aha.methods import METHODS, list_methods, load_method
 from aha.models import TargetModel, load_model, loads_its_model
@@ -121,9 +121,8 @@ def prepare(
         batch_size=batch_size,
         title=f"Which explanation to use for {loaded.spec}",
     )
-    if model_text is None:
-        model_text = "model" if loaded.spec.startswith("module:") else f'"{loaded.spec}"'
-    return Racing(plan, Path(out), loaded, allowed, must_be_below=below, model_text=model_text, on_step=on_step)
+    text = model_text or written_model(loaded)
+    return Racing(plan, Path(out), loaded, allowed, must_be_below=below, model_text=text, on_step=on_step)
 
 
 def candidates(model: TargetModel) -> tuple[str, ...]:
