@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from aha.core.axes import is_volume
 from aha.core.disk import readable
 from aha.core.pictures import read_named
-from aha.data.images import Pictures, find_images, given_images, is_folder
+from aha.data.images import LabelledImage, Pictures, find_images, given_images, is_folder, named_images
 from aha.data.measured import find_measured, read_measured
 from aha.errors import ImageError, TargetError
 from aha.models import TargetModel
@@ -162,6 +162,22 @@ def _from_inputs(model: TargetModel, inputs: Tensor, batch_size: int, first: int
         yield Batch(part, subjects)
 
 
+def as_input(model: TargetModel, source: Any, name: str, path: Path | None = None) -> tuple[Tensor, Subject]:
+    """One photograph, or array of bands or of a volume, as the model's input and as what its maps are drawn on.
+
+    Raises:
+        ImageError: It cannot be read, or is not what the model reads.
+    """
+    preprocess, known_as = model.stated_preprocessing(), readable(source) if isinstance(source, Path) else name
+    if preprocess.is_measured:
+        values = read_measured(source, known_as, preprocess)
+        inputs, geometry = preprocess.of_values(values)
+        return inputs, viewed(model, name, values, geometry, path)
+    picture = read_named(source, known_as)
+    inputs, geometry = preprocess(picture)
+    return inputs, Subject(name, preprocess.drawn_on(picture, inputs), geometry, path)
+
+
 def viewed(
     model: TargetModel, name: str, pixels: Tensor, geometry: Geometry | None = None, path: Path | None = None
 ) -> Subject:
@@ -278,27 +294,20 @@ def _from_pictures(
     on_error: Callable[[str, ImageError], None] | None,
     first: int = 0,
 ) -> Iterator[Batch]:
-    """Batches of pictures; those without a file are named by their number, which starts at `first`."""
-    preprocess = model.stated_preprocessing()
-    if preprocess.is_measured:
-        yield from _from_arrays(model, images, batch_size, on_error, first)
-        return
-    if isinstance(images, Tensor) and images.dim() == 4:
-        images = list(images)
+    """Batches of pictures, or arrays of bands or of volumes; those from memory are named by number, from `first`."""
     inputs: list[Tensor] = []
     subjects: list[Subject] = []
     positions: list[int] = []
-    for index, image in enumerate(given_images(images, first)):
+    for index, image in enumerate(_sources(model, images, first)):
         try:
-            picture = read_named(image.read(), image.id)
-            tensor, geometry = preprocess(picture)
+            tensor, subject = as_input(model, image.read(), image.id, image.path)
         except ImageError as error:
             if on_error is None:
                 raise
             on_error(image.id, error)
             continue
         inputs.append(tensor)
-        subjects.append(Subject(image.id, preprocess.drawn_on(picture, tensor), geometry, image.path))
+        subjects.append(subject)
         positions.append(index)
         if len(inputs) == batch_size:
             yield Batch(torch.stack(inputs), subjects, positions=positions)
@@ -307,37 +316,10 @@ def _from_pictures(
         yield Batch(torch.stack(inputs), subjects, positions=positions)
 
 
-def _from_arrays(
-    model: TargetModel,
-    images: Pictures,
-    batch_size: int,
-    on_error: Callable[[str, ImageError], None] | None,
-    first: int,
-) -> Iterator[Batch]:
-    """Batches of images of bands or of volumes, from arrays and files."""
-    preprocess = model.stated_preprocessing()
-    inputs: list[Tensor] = []
-    subjects: list[Subject] = []
-    positions: list[int] = []
-    for index, source in enumerate(_measured_sources(images, _axes_of(model))):
-        path = Path(source) if isinstance(source, str | Path) else None
-        name = f"image-{first + index}" if path is None else readable(path)
-        try:
-            values = read_measured(source, name, preprocess)
-            tensor, geometry = preprocess.of_values(values)
-        except ImageError as error:
-            if on_error is None:
-                raise
-            on_error(name, error)
-            continue
-        inputs.append(tensor)
-        subjects.append(viewed(model, name, values, geometry, path))
-        positions.append(index)
-        if len(inputs) == batch_size:
-            yield Batch(torch.stack(inputs), subjects, positions=positions)
-            inputs, subjects, positions = [], [], []
-    if inputs:
-        yield Batch(torch.stack(inputs), subjects, positions=positions)
+def _sources(model: TargetModel, images: Pictures, first: int) -> Iterator[LabelledImage]:
+    if model.stated_preprocessing().is_measured:
+        return named_images(_measured_sources(images, _axes_of(model)), first)
+    return given_images(list(images) if isinstance(images, Tensor) and images.dim() == 4 else images, first)
 
 
 def _measured_sources(images: Any, axes: int) -> Iterator[Any]:

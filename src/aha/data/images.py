@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ __all__ = [
     "Pictures",
     "find_images",
     "given_images",
+    "named_images",
     "read_image",
 ]
 
@@ -130,7 +131,7 @@ def find_images(path: Path) -> list[Path]:
 
 
 def given_images(inputs: Pictures, first: int = 0) -> Iterator[LabelledImage]:
-    """Pictures one at a time, so that a large folder never has to fit into memory; without labels.
+    """Pictures one at a time, so that a large folder never has to fit into memory.
 
     Args:
         inputs: Anything `read_image` takes, a folder, or a list or tuple of these.
@@ -142,14 +143,19 @@ def given_images(inputs: Pictures, first: int = 0) -> Iterator[LabelledImage]:
     sources = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes) else [inputs]
     if not sources:
         raise ImageError("no images were given")
-    for position, item in enumerate((item for source in sources for item in _items(source)), start=first):
-        if isinstance(item, Path):
+    yield from named_images((item for source in sources for item in _items(source)), first)
+
+
+def named_images(items: Iterable[Any], first: int) -> Iterator[LabelledImage]:
+    """Images by their paths, or by their number where they come from memory."""
+    for position, item in enumerate(items, start=first):
+        if isinstance(item, str | Path):
             yield LabelledImage(readable(item), str(item))
         else:
             yield LabelledImage(f"image-{position}", given=partial(_same, item))
 
 
-def _same(item: ImageSource) -> ImageSource:
+def _same(item: Any) -> Any:
     return item
 
 
