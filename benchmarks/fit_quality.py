@@ -46,10 +46,10 @@ def collect(specs: list[str], data: str, images: int, steps: int, precision: str
     for spec in specs:
         model = aha.load_model(spec, precision=precision)
         for sample in find_samples(data, model)[:images]:
-            if (spec, sample.file) in known:
+            if (spec, sample.source) in known:
                 continue
             inputs = model.stated_preprocessing()(read_image(sample.read()))[0][None]
-            row = {"model": spec, "image": sample.file, "data": data, **measured(model, inputs, steps)}
+            row = {"model": spec, "image": sample.source, "data": data, **measured(model, inputs, steps)}
             found.append(row)
             with rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")

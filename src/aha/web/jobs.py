@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aha.errors import AhaError
-from aha.web.payloads import State, RefinementStep, Status
+from aha.web.payloads import RefinementStep, State, Status
 
 Work = Callable[["Job"], None]
 

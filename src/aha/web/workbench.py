@@ -17,7 +17,7 @@ from aha.metrics import Sample
 from aha.models import TargetModel
 from aha.web.cache import Cache
 from aha.web.jobs import Job, Jobs
-from aha.web.payloads import ContrastResult, State, MapResult
+from aha.web.payloads import ContrastResult, MapResult, State
 from aha.web.pictures import Pictures
 from aha.web.served import Served
 

@@ -13,8 +13,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from aha.data.images import read_image
-from aha.data.images import LabelledImage
+from aha.data.images import LabelledImage, read_image
 from aha.data.targets import top_classes
 from aha.errors import SpecError
 from aha.learned.seeds import HOLD_OUT, REFERENCE, generator_for
@@ -61,7 +60,7 @@ def _with_files(chosen: Reference, samples: Sequence[LabelledImage], seed: int) 
             "neighbours takes patches of image files, and these data have fewer than two; name some, or a folder of "
             "them: neighbours(files=('FOLDER',))"
         )
-    return replace(chosen, files=tuple(one.file for one in found))
+    return replace(chosen, files=tuple(one.source for one in found))
 
 
 def drawn_references(config: TrainConfig, places: Sequence[int], drawn: Tensor) -> list[Reference]:

@@ -16,9 +16,7 @@ from aha.web.records import SEED, packed, unit_of
 from aha.web.workbench import MOST_CLASSES, Workbench
 
 
-def ask_contrast(
-    bench: Workbench, owner: str, picture: str, model: str, method: str, classes: Sequence[int]
-) -> State:
+def ask_contrast(bench: Workbench, owner: str, picture: str, model: str, method: str, classes: Sequence[int]) -> State:
     """How several classes share the picture (VAR); the first of them is the one that is explained."""
     served = bench.model(model)
     inner = served.method(method)

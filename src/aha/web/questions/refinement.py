@@ -13,7 +13,7 @@ from aha.learned.library import explainer_of
 from aha.learned.refinement import RefinementConfig, Refining
 from aha.methods.aha import AHA
 from aha.web.jobs import Job
-from aha.web.payloads import State, RefinementResult, RefinementStep
+from aha.web.payloads import RefinementResult, RefinementStep, State
 from aha.web.policy import allowed_reference
 from aha.web.questions.curves import STEPS, curve_protocol, put_curves
 from aha.web.questions.maps import known_map, map_key, put_map
