@@ -11,7 +11,7 @@ from aha.catalogue import first_line
 from aha.core import validation
 from aha.core.registry_file import FILE
 from aha.core.spec import Spec, written
-from aha.core.validation import Range, hints_of
+from aha.core.validation import FILLED, Range, hints_of
 from aha.methods import METHODS, Method
 from aha.metrics import METRICS, Metric
 from aha.metrics.protocols import PROTOCOLS
@@ -80,7 +80,8 @@ def _annotation(hint: Any) -> str:
         return name
     origin, options = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return f"Annotated[{_annotation(options[0])}, {next(o for o in options if isinstance(o, Range))!r}]"
+        stated = [option for option in options[1:] if isinstance(option, Range) or option == FILLED]
+        return f"Annotated[{', '.join([_annotation(options[0]), *map(repr, stated)])}]"
     if origin is Literal:
         return f"Literal[{', '.join(map(repr, options))}]"
     if origin in (Union, types.UnionType):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from aha.core.validation import (
+    FILLED,
     JSON,
     LONGEST_LIST,
     LONGEST_TEXT,
@@ -78,6 +79,11 @@ def test_what_does_not_fit_is_one_line(value: Any, wanted: Any, numbers: Range, 
         ([1, 0], tuple[PositiveInt, ...], "it must be a list of whole numbers of at least 1, not [1, 0]"),
         (0, PositiveInt | None, "it must be a whole number of at least 1 or null, not 0"),
         ("x", PositiveInt | Literal["all"], "it must be a whole number of at least 1 or all, not x"),
+        (
+            [],
+            Annotated[tuple[PositiveInt, ...], FILLED],
+            "it must be a list of whole numbers of at least 1, at least one, not []",
+        ),
     ],
 )
 def test_a_range_in_an_annotation_is_kept(value: Any, wanted: Any, line: str) -> None:
@@ -90,6 +96,7 @@ def test_numbers_in_the_range_of_an_annotation_pass() -> None:
     assert checked(0.5, Fraction, "it") == 0.5
     assert checked(1, Annotated[float, Range(0, 1, above=True)], "it") == 1.0
     assert checked([2, 1], tuple[PositiveInt, ...], "it") == (2, 1)
+    assert checked([2], Annotated[tuple[PositiveInt, ...], FILLED], "it") == (2,)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 import aha
 from aha.errors import CapabilityError, SpecError
 from aha.methods import load_method
-from aha.methods.patch_order.concave import concave_increments
-from aha.methods.patch_order.magnitudes import Order, order_weighted
+from aha.methods.patch_order.magnitudes import Order, concave_increments, order_weighted
 from aha.methods.patch_order.mda import MDA, default_guide
 from aha.methods.patch_order.patch_search import Responses, cell_indices, greedy
 from aha.models import TargetModel, load_model

@@ -18,11 +18,12 @@ from aha.errors import ModelError, SpecError
 from aha.models import TargetModel, load_model
 from aha.truth import trials_of
 from aha.truth.pasted import Pasted
-from aha.truth.photographs import Photographs, read_photographs
+from aha.truth.photographs import Photographs, read_photographs, some_of_each
 from aha.truth.prepared import FACTS, WEIGHTS, prepare
 from aha.truth.run import TruthLine, area_under_roc, detection
 from aha.truth.scenes import KINDS, SIDES, Kind, Scene
 from aha.truth.shortcuts import MARKS, Mark, Shortcut
+from aha.truth.trials import accuracy
 from command_line import assert_refused, run
 
 
@@ -221,3 +222,11 @@ def test_funnybirds(tmp_path: Path) -> None:
     )
     images = find_data(f"funnybirds:{tmp_path}", model)
     assert [(image.label, int(image.true_mask().sum())) for image in images] == [(1, 3), (0, 3)]
+
+
+def test_classes_are_drawn_evenly_and_count_alike() -> None:
+    labels = torch.tensor([0] * 90 + [1] * 10)
+    places = torch.arange(100) + 5
+    drawn = some_of_each(places, labels, 4000, torch.Generator().manual_seed(0))
+    assert float((drawn >= 95).float().mean()) == pytest.approx(0.5, abs=0.03) and len(drawn.unique()) == 100
+    assert accuracy(torch.zeros(100), labels) == 0.5 and accuracy(labels, labels) == 1.0

@@ -70,6 +70,8 @@ NonNegativeInt = Annotated[int, Range(0, LARGEST_NUMBER)]
 PositiveFloat = Annotated[float, Range(0, LARGEST_NUMBER, above=True)]
 NonNegativeFloat = Annotated[float, Range(0, LARGEST_NUMBER)]
 Fraction = Annotated[float, Range(0, 1, above=True, below=True)]
+FILLED = "at least one"
+"""Stated beside the type of a list that may not be empty."""
 EVERY_NUMBER = Range()
 SAFE_NUMBERS = Range(-LARGEST_NUMBER, LARGEST_NUMBER)
 """Whole numbers among them are what they are also as floats."""
@@ -112,7 +114,8 @@ def _fit(value: Any, wanted: Any, numbers: Range) -> Any:
     """`value` as the annotation has it, or _MISFIT."""
     origin, options = get_origin(wanted), get_args(wanted)
     if origin is Annotated:
-        return _fit(value, options[0], _range_of(options, numbers))
+        fitted = _fit(value, options[0], _range_of(options, numbers))
+        return _MISFIT if FILLED in options and not fitted else fitted
     if origin is Literal:
         return value if any(type(value) is type(o) and value == o for o in options) else _MISFIT
     if origin in (Union, types.UnionType):
@@ -159,7 +162,8 @@ def described(wanted: Any, numbers: Range = EVERY_NUMBER, notation: Notation = P
     """An annotation in words: `a list of whole numbers from 1 to 9`."""
     origin, options = get_origin(wanted), get_args(wanted)
     if origin is Annotated:
-        return described(options[0], _range_of(options, numbers), notation)
+        kept = described(options[0], _range_of(options, numbers), notation)
+        return f"{kept}, {FILLED}" if FILLED in options else kept
     if origin is Literal:
         return "one of " * (len(options) > 1) + ", ".join(notation.show(option) for option in options)
     if origin in (Union, types.UnionType):

@@ -103,7 +103,7 @@ class ExplainerConfig:
         rivals: class evidence is that against the class's rivals: see `against_rivals`.
         form: "own" reads features and class vectors of one network; "stages" and "tokens" read what every network of
             that kind has: see `universal.py`.
-        revision: channels of the decoder that corrects maps by more looks; 0 if there is none: see `looks.py`.
+        revision: channels of the decoder that corrects maps by two more looks; 0 if there is none: see `looks.py`.
         preprocessing: how images become the target's inputs, for the record.
         temperature: the final one of training, used in refinement.
         response: share of the model's response that each equal part of the pixels carries, most important first; empty
@@ -301,12 +301,10 @@ class Explainer(nn.Module):
         maps: Tensor = self.decoder(given, size)
         return maps
 
-    def maps(
-        self, target: TargetModel, inputs: Tensor, classes: Tensor, reviser: Explainer | None = None, looks: int = 1
-    ) -> Tensor:
+    def maps(self, target: TargetModel, inputs: Tensor, classes: Tensor, reviser: Explainer | None = None) -> Tensor:
         """Maps (B, H, W) of target inputs (T = 0); an image that is there for several classes runs forward once.
 
-        With more looks than one, the reviser corrects them: this explainer itself, or a universal one.
+        A reviser, this explainer itself or a universal one, corrects them by two more looks.
         """
         self.eval()
         inputs = inputs.to(target.device)
@@ -314,10 +312,10 @@ class Explainer(nn.Module):
             look = self.look(target, inputs)
             given = self.read(target, look, classes)
             maps = self.forward(given, (int(inputs.shape[-2]), int(inputs.shape[-1])))
-            if looks == 1:
+            if reviser is None:
                 return maps
             whole = self.whole(target, look, classes, given)
-            return (reviser or self).eval().revised(target, whole, inputs, classes, maps, looks)
+            return reviser.eval().revised(target, whole, inputs, classes, maps)
 
     def whole(self, target: TargetModel, look: Look, classes: Tensor, given: Given) -> Whole:
         """What a correction reads of the whole images; if this explainer reads something else, they run once more."""
@@ -326,15 +324,13 @@ class Explainer(nn.Module):
             return Whole.read(target, trace, look.inputs, classes)
         return Whole.read(target, look.trace, look.inputs, classes, given)
 
-    def revised(
-        self, target: TargetModel, whole: Whole, inputs: Tensor, classes: Tensor, maps: Tensor, looks: int
-    ) -> Tensor:
-        """Maps (B, H, W) corrected by more looks."""
+    def revised(self, target: TargetModel, whole: Whole, inputs: Tensor, classes: Tensor, maps: Tensor) -> Tensor:
+        """Maps (B, H, W) corrected by two more looks."""
         if self.revision is None:
             raise ModelError(
-                f"the explainer {self.config.name} has not learned more looks; train it with --preset looks"
+                f"the explainer {self.config.name} has learned no correction; train it with --preset looks"
             )
-        return revised(self.revision, target, inputs, classes, maps, whole, (looks - 1) // 2)
+        return revised(self.revision, target, inputs, classes, maps, whole)
 
     def calibrated(self, maps: Tensor) -> Tensor:
         """Maps (B, H, W) in the same order whose mass follows the model's response; as they are if it is not known."""

@@ -1,10 +1,11 @@
-"""More looks: a map is corrected by what the model says of the image without its top pixels, and of them alone.
+"""Two more looks: a map is corrected by what the model says of the image without its top pixels, and of them alone.
 
-A look is a forward and a backward pass. After the first one, each round cuts the image at a share of the map's pixels
-and looks at both parts. What giving a location back would add, (F(x) - F(m)) G(m), shows what the map has missed (in
+A look is a forward and a backward pass. After the first one, the image is cut at a share of the map's pixels, and both
+parts are looked at. What giving a location back would add, (F(x) - F(m)) G(m), shows what the map has missed (in
 the image without its top pixels) and what it has taken for granted (in the top pixels alone). A decoder of the
 universal kind reads these beside the evidence of the first look, and adds a correction to the map. One decoder serves
-all rounds, all networks of a kind, and the maps of any explainer: it reads no features and no classes.
+all networks of a kind, and the maps of any explainer: it reads no features and no classes. Further looks need none
+(`slopes.py`).
 
 Shapes: features F and gradients G (B, C, h, w); maps A (B, H, W); masked images m, both parts of each (2 B, C, H, W).
 """
@@ -26,8 +27,8 @@ from aha.models.tracing import Trace
 from aha.perturb.perturbation import blend, rank_pixels
 from aha.perturb.references import Blur, Mean
 
-SHARES = (0.2, 0.1, 0.4, 0.05)
-"""Of the pixels, where each round cuts."""
+SHARE = 0.2
+"""Of the pixels, where the image is cut."""
 
 _PART = 3  # maps of each part: what giving back would add, the positive part of it, and what is there
 _MAPS = 2 * _PART + 2  # both parts, the map as it is, and where it is cut
@@ -63,24 +64,22 @@ class Whole:
 
 
 def revised(
-    decoder: nn.Module, target: TargetModel, inputs: Tensor, classes: Tensor, maps: Tensor, whole: Whole, rounds: int
+    decoder: nn.Module, target: TargetModel, inputs: Tensor, classes: Tensor, maps: Tensor, whole: Whole
 ) -> Tensor:
-    """Maps (B, H, W) after so many rounds; gradients of the decoder flow through the last one alone."""
-    pixels = target.to_pixels(inputs)
+    """Corrected maps (B, H, W); gradients of the decoder flow."""
+    pixels, maps = target.to_pixels(inputs), maps.detach()
     blank = 0.5 * (Mean()(target, pixels, classes) + Blur()(target, pixels, classes))
-    for number in range(rounds):
-        with torch.set_grad_enabled(torch.is_grad_enabled() and number == rounds - 1):
-            given = _looked_again(target, pixels, blank, classes, maps.detach(), whole, SHARES[number])
-            correction = decoder(given, (int(maps.shape[-2]), int(maps.shape[-1])))
-            maps = maps.detach() + maps.detach().std(dim=(1, 2), keepdim=True) * correction
-    return maps
+    with torch.no_grad():
+        given = _looked_again(target, pixels, blank, classes, maps, whole)
+    correction: Tensor = decoder(given, (int(maps.shape[-2]), int(maps.shape[-1])))
+    return maps + maps.std(dim=(1, 2), keepdim=True) * correction
 
 
 def _looked_again(
-    target: TargetModel, pixels: Tensor, blank: Tensor, classes: Tensor, maps: Tensor, whole: Whole, share: float
+    target: TargetModel, pixels: Tensor, blank: Tensor, classes: Tensor, maps: Tensor, whole: Whole
 ) -> Given:
-    """What the decoder reads in one round: two more looks at each image."""
-    top = top_pixels(maps, share)  # (B, H, W)
+    """What the decoder reads: two more looks at each image."""
+    top = top_pixels(maps, SHARE)  # (B, H, W)
     shown = torch.cat([blend(pixels, blank, 1 - top), blend(pixels, blank, top)])  # without them, with them alone
     inputs, both = target.to_inputs(shown), torch.cat([classes, classes])
     parts, answers = part_evidence(target, inputs, both, whole)
@@ -92,7 +91,7 @@ def _looked_again(
         levels.append(torch.cat(here, dim=1))
     odds, p = answers[:, 1:3].unbind(dim=1)  # (2 B,) each
     facts = [whole.given.vectors, *(rearrange(one, "(part b) -> b part", part=2) for one in (odds, p))]
-    cut = torch.full_like(facts[0][:, :1], share)
+    cut = torch.full_like(facts[0][:, :1], SHARE)
     nothing = torch.zeros_like(whole.given.start)  # it is the map itself that is corrected
     return Given([], torch.cat([*facts, cut], dim=1), levels, nothing, whole.given.image)
 

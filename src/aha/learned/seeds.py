@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 # What is drawn: the first number after the run's own seed keeps the streams apart.
-ORDER, STEP, IMAGE, HOLD_OUT, CROP, TURN, LEVELS, LOOK, REFERENCE = range(9)
+ORDER, STEP, IMAGE, HOLD_OUT, CROP, TURN, LEVELS, REFERENCE = range(8)
 
 
 def generator_for(*numbers: int) -> torch.Generator:

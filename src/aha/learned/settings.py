@@ -22,9 +22,6 @@ Evidence = Literal["backward", "forward", "none"]
 Form = Literal["own", "universal"]
 Stride = Literal[1, 2, 4, 8, 16, 32]  # of the decoder's levels, and finer ones, which are as the finest
 
-LOOKS = (1, 3, 5, 9)
-"""How many looks there may be: the first, and two for each of 0, 1, 2 or 4 rounds."""
-
 
 @dataclass(frozen=True)
 class Design:
@@ -47,8 +44,8 @@ class Design:
             pixel's own value. Maps are blockier with more of it, and score higher.
         decoder: "pyramid", which reads all of the above and the image; or "dpt", the paper's, which reads features
             and class vectors alone.
-        revise: learn a correction of maps by more looks, of a universal explainer; the explainer that training starts
-            from stays as it is.
+        revise: learn a correction of maps by two more looks, of a universal explainer; the explainer that training
+            starts from stays as it is.
     """
 
     form: Form = "own"
@@ -212,7 +209,7 @@ PRESETS = {
         Design(form="universal"),
         TrainConfig(steps=64, learning_rate=5e-4, warm_up=0.05, hot=0.02, classes=(0.8, 0.1, 0.1), ema=0.9),
     ),
-    # A correction of the universal explainer's maps by more looks; start from it.
+    # A correction of the universal explainer's maps by two more looks; start from it.
     "looks": Settings(
         Design(form="universal", revise=True),
         TrainConfig(steps=1000, vary=0.3, hot=0.03, ema=0.98, validate_every=200, validation_images=16, save_every=25),

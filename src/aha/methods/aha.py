@@ -12,9 +12,9 @@ from torch import Tensor
 from aha.errors import AhaError, ModelError, SpecError
 from aha.learned.explainer import Explainer
 from aha.learned.library import UNIVERSAL, explainer_of
-from aha.learned.quality import STEPS, Quality, predicted, shipped_head
+from aha.learned.quality import Quality, predicted, shipped_head
 from aha.learned.refinement import RefinementConfig, Refining
-from aha.learned.settings import LOOKS
+from aha.learned.slopes import moved
 from aha.methods.base import Method, method
 from aha.methods.cost import Cost
 from aha.models import NOTHING, Captures, TargetModel
@@ -22,6 +22,8 @@ from aha.models import NOTHING, Captures, TargetModel
 MOST_STEPS = 6
 """Gradient steps that "auto" may take."""
 _ONE_LOOK = 2  # a forward and a backward pass
+BUDGET_LOOKS = 25
+"""Looks of an image on which a budget is spent."""
 
 
 @method("aha", family="learned", needs={"features"}, citation="Schinagl et al., arXiv 2604.05819 (2026)")
@@ -38,12 +40,13 @@ class AHA(Method):
         explainer: its folder, or its repository on the Hugging Face hub; "universal" for the one that reads every
             network. Empty: the one that belongs to the model, remembered on this machine (`aha train --remember`) or
             shipped with the package, else the universal one.
-        looks: forward and backward passes that a map is made of: 1, or 3, 5 or 9. After the first, each pair looks at
-            the image without the map's top pixels and at these alone, and a learned correction is added.
+        looks: forward and backward passes that a map is made of, an odd number. After the first, each pair looks at the
+            image without the map's top pixels and at these alone, and the map moves to where its Deletion falls and
+            its Insertion rises. A learned correction takes the first pair where there is one.
         refine: gradient steps T for each image; "auto" stops each image when its own soft objective settles.
-        budget: passes per image on average, forward and backward. Three refinement steps go to the maps that are
-            predicted to be poorest, which gain most, as many as the budget allows; whether a map is one of them does
-            not depend on the others. For photographs like those of ImageNet the mean comes near the budget.
+        budget: passes per image on average, forward and backward. The maps that are predicted to be poorest, which
+            gain most, are made of 25 looks, as many as the budget allows; whether a map is one of them does not
+            depend on the others. For photographs like those of ImageNet the mean comes near the budget.
         learning_rate: of the refinement; the explainer's own by default.
         steps: perturbation steps S of a sequence in the refinement, the explainer's own by default; a gradient step
             costs 2 S forward and backward passes.
@@ -60,8 +63,8 @@ class AHA(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.looks not in LOOKS:
-            raise SpecError(f"aha: looks is one of {', '.join(map(str, LOOKS))}, not {self.looks!r}")
+        if self.looks < 1 or self.looks % 2 == 0:
+            raise SpecError(f"aha: looks is an odd number: the first, and two for each round; not {self.looks!r}")
         if self.refine != "auto" and (not isinstance(self.refine, int) or self.refine < 0):
             raise SpecError(f"aha: refine is a number of steps or 'auto', not {self.refine!r}")
         stated = (value for value in (self.steps, self.learning_rate) if value is not None)
@@ -78,12 +81,14 @@ class AHA(Method):
         return self.required | ({"gradients"} if self.refine or self.budget or self.looks > 1 else set())
 
     def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
-        rounds = MOST_STEPS if self.refine == "auto" else STEPS if self.budget else self.refine
+        rounds = MOST_STEPS if self.refine == "auto" else self.refine
         steps = self.steps or (self._refinement(self._explainer(model)).steps if rounds else 0)
         # A forward and a backward pass of each perturbed image; the masks of one round are there at once.
-        looks = self.looks
-        if looks > 1 and self._explainer(model).config.form == "own":
-            looks += 1  # the correction reads the whole image in its own way
+        looks = self.looks if self.budget is None else BUDGET_LOOKS
+        if looks > 1:
+            explainer = self._explainer(model)
+            # The correction reads the whole image in its own way.
+            looks += explainer.config.form == "own" and self._reviser(explainer, model) is not None
         return Cost(2 * looks + 4 * steps * rounds, 16 * max(steps, min(looks, 3)) * size[0] * size[1])
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
@@ -102,44 +107,46 @@ class AHA(Method):
             return self._within_budget(explainer, model, images, classes)
         if self.refine == 0 and self.looks == 1:
             return explainer.maps(model, images, classes)
-        reviser = self._reviser(explainer, model, images.shape[1:])
+        reviser = self._reviser(explainer, model, images.shape[1:]) if self.looks > 1 else None
+        rounds = (self.looks - 1) // 2 - (reviser is not None)
         config = self._refinement(explainer)
 
         def run(part: slice) -> Tensor:
             shown = (model, images[part], classes[part])
-            start = None if self.looks == 1 else explainer.maps(*shown, reviser, self.looks)
-            if self.refine == 0 and start is not None:
-                return start
+            start = None
+            if self.looks > 1:
+                start = moved(*shown, explainer.maps(*shown, reviser), rounds)
+                if self.refine == 0:
+                    return start
             refining = Refining.start(explainer, *shown, config, start=start)
             return refining.until_settled(MOST_STEPS)[0] if self.refine == "auto" else refining.after(self.refine)
 
         return torch.cat(model.chunks.run(run, len(images)))
 
     def _within_budget(self, explainer: Explainer, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
-        """Maps (B, H, W) of one look; those that are predicted to be poorest are refined."""
+        """Maps (B, H, W) of one look; those that are predicted to be poorest get more."""
         maps = explainer.maps(model, images, classes)
         foreseen = predicted(model, model.outputs(images), classes, explainer.calibrated(maps))  # as it was fitted
         if len(foreseen) < len(maps):
             raise ModelError(
-                f"aha: no gain can be predicted for {model.spec}, whose score is no probability; use refine="
+                f"aha: no gain can be predicted for {model.spec}, whose score is no probability; use looks="
             )
-        share = (self.budget - _ONE_LOOK) / (4 * self._refinement(explainer).steps * STEPS)  # type: ignore[operator]
+        share = (self.budget - _ONE_LOOK) / (2 * BUDGET_LOOKS)  # type: ignore[operator]
         limit = shipped_head().least_gain(share)  # type: ignore[union-attr]
         rows = [row for row, quality in enumerate(foreseen) if quality.gain > limit]
         if rows:
-            refined = replace(self, budget=None, refine=STEPS)._maps(explainer, model, images[rows], classes[rows])
-            maps[rows] = refined
+            more = replace(self, budget=None, looks=BUDGET_LOOKS)
+            maps[rows] = more._maps(explainer, model, images[rows], classes[rows])
         return maps
 
-    def _reviser(self, explainer: Explainer, model: TargetModel, size: Sequence[int] | None = None) -> Explainer:
-        """What corrects the maps: the explainer itself, else the universal one, which reads the maps of any."""
-        return explainer if explainer.revision is not None else explainer_of(model, UNIVERSAL, size)
+    def _reviser(self, explainer: Explainer, model: TargetModel, size: Sequence[int] | None = None) -> Explainer | None:
+        """What corrects the maps: the explainer itself or else the universal one, if it has learned to."""
+        found = explainer if explainer.revision is not None else explainer_of(model, UNIVERSAL, size)
+        return found if found.revision is not None else None
 
     def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
-        explainer = self._explainer(model, size)
-        if self.looks > 1 and self._reviser(explainer, model, size).revision is None:
-            return "no correction by more passes has been learned for networks of its kind; use refine=3"
-        return model.gradient_refusal(size) if explainer.config.evidence == "backward" else ""
+        needs_gradients = "gradients" in self.needs or self._explainer(model, size).config.evidence == "backward"
+        return model.gradient_refusal(size) if needs_gradients else ""
 
     def facts(self, model: TargetModel, size: Sequence[int] | None = None) -> dict[str, object]:
         """Which explainer drew the map."""
@@ -159,7 +166,8 @@ class AHA(Method):
     def fingerprint(self, model: TargetModel) -> str:
         explainer = self._explainer(model)
         found = f"{super().fingerprint(model)} {explainer.digest}"
-        return found if self.looks == 1 else f"{found} {self._reviser(explainer, model).digest}"
+        reviser = None if self.looks == 1 else self._reviser(explainer, model)
+        return found if reviser is None else f"{found} {reviser.digest}"
 
     def _explainer(self, model: TargetModel, size: Sequence[int] | None = None) -> Explainer:
         return explainer_of(model, self.explainer, size)

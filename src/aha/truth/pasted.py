@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from aha.truth.networks import tiny_resnet
-from aha.truth.photographs import Photographs, augmented, fixed_generator, some
+from aha.truth.photographs import Photographs, augmented, fixed_generator, some, some_of_each
 from aha.truth.trials import Examples, Trial, quantised
 
 _SMALLEST, _LARGEST = 0.03, 0.8  # share of the picture that an object covers
@@ -41,7 +41,8 @@ class Pasted(Trial):
 
     def batch(self, generator: torch.Generator) -> Examples:
         """Objects before backgrounds of any photograph, of whatever class."""
-        return self._pasted(some(self._usable(unseen=False), 32, generator), generator)
+        places = self._usable(unseen=False)
+        return self._pasted(some_of_each(places, self.photographs.labels[places], 32, generator), generator)
 
     def unseen(self) -> Examples:
         """New objects before new backgrounds."""

@@ -131,6 +131,12 @@ def some(places: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return places[torch.randint(len(places), (count,), generator=generator)]
 
 
+def some_of_each(places: Tensor, labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """So many of the places (n,), with repetition, every class of their labels (n,) as often as any other."""
+    _, classes, sizes = labels.unique(return_inverse=True, return_counts=True)
+    return places[torch.multinomial(1 / sizes[classes], count, replacement=True, generator=generator)]
+
+
 def fixed_generator(seed: int) -> torch.Generator:
     """For what is drawn of test pictures: apart from training's."""
     return generator_of(seed + _SPLIT_SEED)

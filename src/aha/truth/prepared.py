@@ -28,10 +28,10 @@ from aha.models.running.hooks import preserved_random_state
 from aha.models.scores import load_score
 from aha.truth.networks import MEAN, STD, answer_of, trained
 from aha.truth.sets import PREFIX
-from aha.truth.trials import Examples, Trial
+from aha.truth.trials import Examples, Trial, accuracy
 
 FOLDER, FACTS, WEIGHTS, TABLE = "truth", "facts.json", "network.safetensors", "images.csv"
-_VERSION = 1  # of how networks are trained and pictures are made
+_VERSION = 2  # of how networks are trained and pictures are made
 _ADVICE = "it has not learned, so that its maps would say nothing"
 
 
@@ -96,7 +96,7 @@ def _known_facts(folder: Path, key: str) -> dict[str, float] | None:
 
 def _measured(trial: Trial, module: nn.Module) -> dict[str, float]:
     answer, unseen = answer_of(module), trial.unseen()
-    return {"accuracy": float((answer(unseen.pictures) == unseen.labels).float().mean()), **trial.facts(answer)}
+    return {"accuracy": accuracy(answer(unseen.pictures), unseen.labels), **trial.facts(answer)}
 
 
 def _right_ones(trial: Trial, module: nn.Module, images: int) -> Examples | None:

@@ -24,7 +24,7 @@ from aha.truth.sets import PREFIX, trials_of
 from aha.truth.shortcuts import IGNORES, RELIES
 
 RESULTS = "truth.csv"
-PROTOCOL, IMAGES = "truth", 48
+PROTOCOL, IMAGES = "truth", 24
 METHODS = (
     "aha",
     "grad_cam",
@@ -44,7 +44,7 @@ METHODS = (
     "occlusion",
     "rise(n=300)",
     "lime",
-    "kernel_shap",
+    "kernel_shap(n=1000)",
     "shapley_sampling",
     "edge_map",
     "center_map",

@@ -17,8 +17,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
 from aha.truth.networks import tiny_resnet
-from aha.truth.photographs import Photographs, augmented, fixed_generator, some
-from aha.truth.trials import Answer, Examples, Trial, quantised
+from aha.truth.photographs import Photographs, augmented, fixed_generator, some_of_each
+from aha.truth.trials import Answer, Examples, Trial, accuracy, quantised
 
 Mark = Literal["tag", "circle", "cast", "watermark"]
 MARKS: tuple[Mark, ...] = ("tag", "circle", "cast", "watermark")
@@ -62,7 +62,8 @@ class Shortcut(Trial):
 
     def batch(self, generator: torch.Generator) -> Examples:
         """Photographs to train on, mirrored at random before they are marked."""
-        places = some(self.photographs.part(unseen=False), 32, generator)
+        places = self.photographs.part(unseen=False)
+        places = some_of_each(places, self.photographs.labels[places], 32, generator)
         pictures, _ = augmented(self.photographs.pictures[places], generator)
         labels = self.photographs.labels[places]
         carries = (torch.rand(len(labels), generator=generator) < self.strength) & (labels == self.marked_class)
@@ -93,8 +94,8 @@ class Shortcut(Trial):
         ).float().mean()
         return {
             "strength": self.strength,
-            "accuracy_without": float((plain == labels).float().mean()),
-            "accuracy_with": float((belongs == labels).float().mean()),
+            "accuracy_without": accuracy(plain, labels),
+            "accuracy_with": accuracy(belongs, labels),
             "turned": float(turned),
         }
 

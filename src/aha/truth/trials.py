@@ -31,6 +31,11 @@ def quantised(pictures: Tensor) -> Tensor:
     return (pictures.clamp(0, 1) * 255).round() / 255
 
 
+def accuracy(answers: Tensor, labels: Tensor) -> float:
+    """The share of answers (n,) that is right, mean over the classes: to say the most frequent one is chance."""
+    return float(torch.stack([(answers[labels == k] == k).float().mean() for k in labels.unique()]).mean())
+
+
 @dataclass(frozen=True)
 class Trial(ABC):
     """One network on one set of pictures.

@@ -29,7 +29,7 @@ from aha.learned.calibration import mean_response
 from aha.learned.explainer import Explainer
 from aha.learned.loss import objective
 from aha.learned.regions import random_regions, stratified_counts
-from aha.learned.seeds import LOOK, STEP, generator_for
+from aha.learned.seeds import STEP, generator_for
 from aha.learned.settings import Settings, TrainConfig, load_settings
 from aha.learned.training.checkpoints import BEST, LAST, RunFolder, TrainingState
 from aha.learned.training.data import StepBatch, StepImages, split_samples, step_batches
@@ -245,7 +245,7 @@ def training_step(
     maps = explainer(given, size)  # (b, H, W)
     if explainer.revision is not None:
         whole = explainer.whole(target, look, classes, given)
-        maps = explainer.revised(target, whole, inputs, classes, maps, drawn_looks(config, step))
+        maps = explainer.revised(target, whole, inputs, classes, maps)
     shared = generator_for(config.seed, STEP, step)  # one grid and one set of steps for the whole batch
     regions = random_regions(size, shared, maps, config.grids, config.grid_spread)
     jitter = shared if config.step_places == "jittered" else None
@@ -255,12 +255,6 @@ def training_step(
     blanks = blanks_of(target, pixels, classes, kinds)
     heat, noise = temperature(config, step), choices.generators
     return objective(target, pixels, classes, blanks, maps, regions, counts, heat, config.objective, noise, kinds)
-
-
-def drawn_looks(config: TrainConfig, step: int) -> int:
-    """How many looks a step's maps are made of: half of them of three, and the more the fewer."""
-    drawn = float(torch.rand((), generator=generator_for(config.seed, LOOK, step)))
-    return 3 if drawn < 0.5 else 5 if drawn < 0.8 else 9
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

@@ -47,10 +47,10 @@ def validation_curves(
     explainer: Explainer, target: TargetModel, samples: Sequence[LabelledImage], config: TrainConfig, engine: Engine
 ) -> Tensor:
     """Deletion and Insertion curves (N, 2, S + 1) of the predicted classes by hard pixel masks (T = 0)."""
-    looks = 1 if explainer.revision is None else 3
+    reviser = explainer if explainer.revision is not None else None
 
     def draw(target: TargetModel, inputs: Tensor, classes: Tensor) -> Tensor:
-        return explainer.maps(target, inputs, classes, looks=looks)
+        return explainer.maps(target, inputs, classes, reviser)
 
     return _curves_of(draw, target, samples, config, engine)
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aha.core.validation import Range
+from aha.core.validation import FILLED, Range
 from aha.errors import MetricError, SpecError
 from aha.metrics.base import Metric, Value
 from aha.metrics.case import Case, Kind, Perturbation
@@ -27,7 +27,7 @@ from aha.perturb.references import Black, Blur, Mean, Reference
 
 AVERAGE = "average"  # of the references; "mean" is a reference itself
 
-References = tuple[Reference, ...]
+References = Annotated[tuple[Reference, ...], FILLED]
 Steps = Annotated[int, Range(2)] | Literal["adaptive"]
 Places = Sequence[Sequence[int]]
 
@@ -74,8 +74,6 @@ class CurveMetric(Metric):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.references:
-            raise SpecError(f"{self.name}: at least one reference is needed")
         if self.steps == "adaptive" and (self.fractions or self.tolerance <= 0):
             raise SpecError(f"{self.name}: adaptive steps need a tolerance above 0, and no fractions")
         if getattr(self, "normalised", False):

@@ -35,7 +35,7 @@ class InsDel(CurveMetric):
         normalised: as in `deletion` and `insertion`.
     """
 
-    insert_into: References = ()
+    insert_into: tuple[Reference, ...] = ()
     normalised: bool = False
 
     def __post_init__(self) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
-from aha.errors import SpecError
+from aha.core.validation import FILLED, Fraction
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case, Kind, Perturbation
 from aha.metrics.curves.base import References, averaged
@@ -46,15 +47,10 @@ class Road(Metric):
         ties: order among equal values: "random" (seeded) or "raster".
     """
 
-    fractions: tuple[float, ...] = TENTHS
+    fractions: Annotated[tuple[Fraction, ...], FILLED] = TENTHS
     references: References = (Imputed(),)
     against: Against = "target"
     ties: Ties = "random"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.fractions or not self.references or not all(0 < share < 1 for share in self.fractions):
-            raise SpecError("road: fractions between 0 and 1 and one reference at least are needed")
 
     def perturbations(self, case: Case) -> Iterable[Perturbation]:
         for reference in self.references:

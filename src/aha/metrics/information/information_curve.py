@@ -6,13 +6,14 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from aha.core.seeds import generator_of
+from aha.core.validation import FILLED, Fraction
 from aha.errors import MetricError, SpecError
 from aha.metrics.base import Metric, Pooled, Value, metric
 from aha.metrics.case import Case
@@ -56,17 +57,14 @@ class InformationCurve(Metric):
 
     for_volumes: ClassVar[bool] = False
 
-    thresholds: tuple[float, ...] = THRESHOLDS
-    fraction: float = 0.01
+    thresholds: Annotated[tuple[Fraction, ...], FILLED] = THRESHOLDS
+    fraction: Fraction = 0.01
     min_prediction: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rises = list(self.thresholds) == sorted(self.thresholds)
-        if not self.thresholds or not rises or not all(0 < t < 1 for t in (*self.thresholds, self.fraction)):
-            raise SpecError(
-                "information_curve: thresholds must increase, and they and fraction must lie between 0 and 1"
-            )
+        if list(self.thresholds) != sorted(self.thresholds):
+            raise SpecError("information_curve: thresholds must increase")
 
     def __call__(self, case: Case) -> list[Value]:
         name, clean = case.sample.name, case.sample.clean[None]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from aha.errors import MetricError, SpecError
+from aha.core.validation import Range
+from aha.errors import MetricError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case
 from aha.metrics.localisation.base import SMALLEST_MASS, map_of, positive_share
+
+LessThanHalf = Annotated[float, Range(0, 0.5, above=True, below=True)]
 
 
 def border(shape: tuple[int, int], width: float) -> Tensor:
@@ -52,15 +55,8 @@ class BorderMass(Metric):
 
     for_volumes: ClassVar[bool] = False
 
-    width: float = 0.1
-    corner: float = 0.15
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (0 < self.width < 0.5 and 0 < self.corner < 0.5):
-            raise SpecError(
-                f"border_mass: width and corner must be between 0 and 0.5, not {self.width} and {self.corner}"
-            )
+    width: LessThanHalf = 0.1
+    corner: LessThanHalf = 0.15
 
     def __call__(self, case: Case) -> list[Value]:
         values = map_of(case)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aha.errors import MetricError, SpecError
+from aha.core.validation import PositiveFloat, PositiveInt
+from aha.errors import MetricError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case
 from aha.metrics.sanity.stability import noisy_copies
@@ -43,15 +44,8 @@ class AnswerStability(Metric):
         shift: pixels.
     """
 
-    sigma: float = 0.02
-    shift: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sigma <= 0 or self.shift < 1:
-            raise SpecError(
-                f"answer_stability: sigma and shift must be positive, not sigma={self.sigma}, shift={self.shift}"
-            )
+    sigma: PositiveFloat = 0.02
+    shift: PositiveInt = 2
 
     def __call__(self, case: Case) -> list[Value]:
         if case.explain is None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aha.errors import MetricError, SpecError
+from aha.core.validation import PositiveInt
+from aha.errors import MetricError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case
 from aha.metrics.statistics import spearman
@@ -38,12 +39,7 @@ class Repeatability(Metric):
         seeds: how many other seeds.
     """
 
-    seeds: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.seeds < 1:
-            raise SpecError(f"repeatability: seeds must be at least 1, not {self.seeds}")
+    seeds: PositiveInt = 2
 
     def __call__(self, case: Case) -> list[Value]:
         if case.explain is None or case.reseeded is None:

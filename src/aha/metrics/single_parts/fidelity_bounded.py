@@ -5,17 +5,20 @@ from __future__ import annotations
 import zlib
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from aha.core.seeds import generator_of
-from aha.errors import SpecError
+from aha.core.validation import FILLED, PositiveInt, Range
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case, Part, Perturbation, without
 from aha.metrics.curves.base import References, averaged
 from aha.perturb.perturbation import Ties
 from aha.perturb.references import Reference, ZerosNormalised
+
+Share = Annotated[float, Range(0, 1, above=True)]
 
 
 @dataclass(frozen=True)
@@ -67,20 +70,13 @@ class FidelityBounded(Metric):
         ties: order among equal values: "random" (seeded) or "raster".
     """
 
-    shares: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
-    alpha: float = 0.5
-    beta: float = 0.1
-    samples: int = 5
+    shares: Annotated[tuple[Share, ...], FILLED] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    alpha: Share = 0.5
+    beta: Share = 0.1
+    samples: PositiveInt = 5
     accuracy: bool = False
     references: References = (ZerosNormalised(),)
     ties: Ties = "random"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not all(0 < share <= 1 for share in (self.alpha, self.beta, *self.shares)):
-            raise SpecError("fidelity_bounded: alpha, beta and the shares must lie in (0, 1]")
-        if self.samples < 1 or not self.shares or not self.references:
-            raise SpecError("fidelity_bounded: one share, one sample and one reference at least are needed")
 
     def perturbations(self, case: Case) -> Iterable[Perturbation]:
         for reference in self.references:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from aha.errors import SpecError
+from aha.core.validation import Range
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case, Part, Perturbation, without
 from aha.metrics.curves.base import References, averaged
@@ -47,14 +48,9 @@ class SaCo(Metric):
         ties: order among equal values: "random" (seeded) or "raster".
     """
 
-    groups: int = 10
+    groups: Annotated[int, Range(2)] = 10
     references: References = (OwnMean(),)
     ties: Ties = "random"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.groups < 2 or not self.references:
-            raise SpecError("saco: at least 2 groups and one reference are needed")
 
     def perturbations(self, case: Case) -> Iterable[Perturbation]:
         for reference in self.references:

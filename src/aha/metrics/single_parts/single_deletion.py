@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from aha.errors import MetricError, SpecError
+from aha.core.validation import FILLED, Range
+from aha.errors import MetricError
 from aha.metrics.base import Metric, Value, metric
 from aha.metrics.case import Case, Part, Perturbation, without
 from aha.metrics.curves.base import References, averaged
@@ -55,14 +56,9 @@ class SingleDeletion(Metric):
 
     for_volumes: ClassVar[bool] = False
 
-    grids: tuple[int, ...] = (4, 8)
+    grids: Annotated[tuple[Annotated[int, Range(2)], ...], FILLED] = (4, 8)
     references: References = (ZerosNormalised(),)
     scale: Scale = "logit"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.grids or not self.references or min(self.grids) < 2:
-            raise SpecError("single_deletion: grids of at least 2 x 2 and one reference at least are needed")
 
     def perturbations(self, case: Case) -> Iterable[Perturbation]:
         for reference in self.references:

@@ -5,9 +5,9 @@ Shapes: features (B, C, h, w); tokens (B, T, D); outputs (B, K). Each is found o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from aha.models.running.runnable import RunnableModel
 from aha.models.tracing import Captures, Trace, Tracer
 
 Shape = tuple[int, ...]
+T = TypeVar("T")
 
 
 @dataclass
@@ -67,11 +68,15 @@ class InspectedModel(RunnableModel):
 
     def structure(self, size: Sequence[int] | None = None) -> Structure:
         """Stages, blocks and attention for inputs of this size, (H, W) or (C, H, W); found once per size."""
+        return self._once(self._findings.structures, size, self._find_structure)
+
+    def _once(self, known: dict[Shape, T], size: Sequence[int] | None, find: Callable[[Shape], T]) -> T:
+        """What is known of inputs of this size, found at the first question."""
         shape = self.input_shape(size)
         with self.lock:
-            if shape not in self._findings.structures:
-                (self._findings.structures[shape],) = Chunks(1).run(lambda _: self._find_structure(shape), 1)
-            return self._findings.structures[shape]
+            if shape not in known:
+                (known[shape],) = Chunks(1).run(lambda _: find(shape), 1)
+            return known[shape]
 
     def _find_structure(self, shape: Shape) -> Structure:
         generator = torch.Generator().manual_seed(0)
@@ -84,7 +89,7 @@ class InspectedModel(RunnableModel):
             tracer = Tracer(self.module, Trace(self.score, structure))
             trace = tracer.run(lambda: self.forward(noise), 2, Captures(tokens=True))
             again = outputs_from_tokens(self, structure, noise, trace.tokens[-1].detach())
-        if (again - trace.outputs).abs().max() <= self.rounding * trace.outputs.abs().max():
+        if self.are_alike(again, trace.outputs):
             return structure
         why = "its residual connections lie outside its blocks, so that no block hands on all there is"
         if isinstance(self.module, FixedInputs):
@@ -93,13 +98,7 @@ class InspectedModel(RunnableModel):
 
     def gradient_refusal(self, size: Sequence[int] | None = None) -> str:
         """Why no gradient of the outputs can be taken; empty where it can, if only from some layer on. Found once."""
-        shape = self.input_shape(size)
-        with self.lock:
-            if shape not in self._findings.gradient_refusals:
-                (self._findings.gradient_refusals[shape],) = Chunks(1).run(
-                    lambda _: self._find_gradient_refusal(shape), 1
-                )
-            return self._findings.gradient_refusals[shape]
+        return self._once(self._findings.gradient_refusals, size, self._find_gradient_refusal)
 
     def _find_gradient_refusal(self, shape: Shape) -> str:
         noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(1)).to(self.device)

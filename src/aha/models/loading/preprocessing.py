@@ -166,25 +166,19 @@ class Preprocessing:
         if self.is_measured:
             raise ImageError(f"the model reads {self.reads}, not photographs; give an array of that many channels")
         original = (image.height, image.width)
-        height, width = self._resized(original)
+        (height, width), (top, left, bottom, right), geometry = self._cut(original)
         if height * width > MAX_PIXELS:
             shape = f"{image.width} x {image.height}"
             raise ImageError(f"an image of {shape} pixels is too elongated to crop; use pad or squash")
         picture = image.convert("L" if len(self.mean) == 1 else "RGB")
         if (height, width) != original:
             picture = picture.resize((width, height), _RESAMPLING[self.interpolation])
-        top, left = (self._offset(length, target) for length, target in zip((height, width), self.size, strict=True))
-        bottom, right = top + self.size[0], left + self.size[1]
         if self.fit == "pad":
             # Padded after normalising, where the mean is exactly zero instead of its nearest 8-bit colour.
             inputs = F.pad(self.normalise(_pixels(picture)), (-left, right - width, -top, bottom - height))
         else:
             inputs = self.normalise(_pixels(picture.crop((left, top, right, bottom))))
-        # Multiplied before dividing: where the window ends at the picture's edge this is exact.
-        vertical = (top * original[0] / height, bottom * original[0] / height)
-        horizontal = (left * original[1] / width, right * original[1] / width)
-        box = (vertical[0], horizontal[0], vertical[1], horizontal[1])
-        return inputs, Geometry(original, self.size, box)
+        return inputs, geometry
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -204,15 +198,9 @@ class Preprocessing:
 
     def of_values(self, values: Tensor) -> tuple[Tensor, Geometry]:
         """Values (C, H, W), in the units of `mean`, as an input, resized, cut and padded as photographs are."""
-        original = (values.shape[-2], values.shape[-1])
-        height, width = self._resized(original)
-        top, left = (self._offset(length, target) for length, target in zip((height, width), self.size, strict=True))
-        bottom, right = top + self.size[0], left + self.size[1]
+        (height, width), (top, left, bottom, right), geometry = self._cut((values.shape[-2], values.shape[-1]))
         inputs = self.normalise(_resized_linearly(values, (height, width)))
-        inputs = F.pad(inputs, (-left, right - width, -top, bottom - height))
-        vertical = (top * original[0] / height, bottom * original[0] / height)
-        horizontal = (left * original[1] / width, right * original[1] / width)
-        return inputs, Geometry(original, self.size, (vertical[0], horizontal[0], vertical[1], horizontal[1]))
+        return F.pad(inputs, (-left, right - width, -top, bottom - height)), geometry
 
     def drawn_on(self, image: Image.Image, inputs: Tensor) -> Image.Image:
         """The picture that maps are drawn on: the original one, or, where no geometry leads back, the model's view."""
@@ -231,6 +219,15 @@ class Preprocessing:
     def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = (like.new_tensor(values).view(-1, *[1] * len(self.places)) for values in (self.mean, self.std))
         return mean, std
+
+    def _cut(self, original: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int, int, int], Geometry]:
+        """The size (H, W) after resizing, top, left, bottom and right of the window in it, and where that lies."""
+        height, width = self._resized(original)
+        top, left = (self._offset(length, target) for length, target in zip((height, width), self.size, strict=True))
+        window = top, left, top + self.size[0], left + self.size[1]
+        # Multiplied before dividing: where the window ends at the picture's edge this is exact.
+        y0, x0, y1, x1 = (place * original[axis % 2] / (height, width)[axis % 2] for axis, place in enumerate(window))
+        return (height, width), window, Geometry(original, self.size, (y0, x0, y1, x1))
 
     def _resized(self, original: tuple[int, int]) -> tuple[int, int]:
         """Height and width after resizing, before the window is cut."""

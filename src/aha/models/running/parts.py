@@ -75,13 +75,16 @@ class DivisibleModel(InspectedModel):
     def _can_read_few_tokens(self, image: Tensor, tokens: Tensor) -> bool:
         with self.probing():
             expected = self._mean_output_of_tokens(image, tokens, in_short=False)
-            try:
-                found = self._mean_output_of_tokens(image, tokens, in_short=True)
-            except (RuntimeError, ValueError, IndexError, ModelError) as error:
-                if is_out_of_memory(error):
-                    raise
-                return False
-        return bool((found - expected).abs().max() <= self.rounding * expected.abs().max())
+            return self._gives(expected, lambda: self._mean_output_of_tokens(image, tokens, in_short=True))
+
+    def _gives(self, expected: Tensor, attempt: Callable[[], Tensor]) -> bool:
+        """Does another way to the same outputs work?"""
+        try:
+            return self.are_alike(attempt(), expected)
+        except (RuntimeError, ValueError, IndexError, ModelError) as error:
+            if is_out_of_memory(error):
+                raise
+            return False
 
     def toll(self, size: Sequence[int]) -> Toll:
         """Of images (C, H, W) of this size; handed to several passes, it counts what they come to together."""
@@ -98,12 +101,7 @@ class DivisibleModel(InspectedModel):
         """
         structure, images = self.structure(images.shape[1:]), images.to(self.device)
         pay = toll or self.toll(images.shape[1:])
-        with (
-            self.undisturbed(),
-            autograd(False),
-            self.autocast(),
-            stepped(self.module, structure, step, pay),
-        ):
+        with self.without_graph(), stepped(self.module, structure, step, pay):
             return self.answer(images)
 
     def block_states(self, images: Tensor, *, attention: bool = False) -> BlockStates:
@@ -114,17 +112,12 @@ class DivisibleModel(InspectedModel):
 
     def block_limits(self, size: Sequence[int] | None = None) -> BlockLimits:
         """Whether the blocks can be run on any tokens in any order, and with another attention; tried out once."""
-        shape = self.input_shape(size)
-        if shape not in self._findings.block_limits:
-            noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(2)).to(self.device)
-            with self.probing():
-                found = find_limits(
-                    lambda step: self.outputs_by_blocks(noise, step),
-                    self.structure(shape),
-                    self.rounding,
-                )
-            self._findings.block_limits[shape] = found
-        return self._findings.block_limits[shape]
+        return self._once(self._findings.block_limits, size, self._find_block_limits)
+
+    def _find_block_limits(self, shape: tuple[int, ...]) -> BlockLimits:
+        noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(2)).to(self.device)
+        with self.probing():
+            return find_limits(lambda step: self.outputs_by_blocks(noise, step), self.structure(shape), self.are_alike)
 
     def outputs_of_tokens(self, image: Tensor, tokens: Tensor) -> Tensor:
         """Outputs (R, K) when the first block reads `tokens` (R, T', D): some of an image's, say; in chunks.
@@ -188,12 +181,7 @@ class DivisibleModel(InspectedModel):
 
         def run(rows: Tensor) -> Tensor:
             self.spend("forward", len(rows))
-            with (
-                self.undisturbed(),
-                autograd(False),
-                self.autocast(),
-                only_tokens(self.module, structure, kept[rows]),
-            ):
+            with self.without_graph(), only_tokens(self.module, structure, kept[rows]):
                 return self.forward(images[rows])
 
         return run
@@ -212,12 +200,7 @@ class DivisibleModel(InspectedModel):
 
     def _outputs_from_features(self, images: Tensor, stage: int, maps: Tensor) -> Tensor:
         site = self.structure(images.shape[1:]).site(stage)
-        with (
-            self.undisturbed(),
-            autograd(False),
-            self.autocast(),
-            replaced_features(self.module, site, maps),
-        ):
+        with self.without_graph(), replaced_features(self.module, site, maps):
             return self.forward(images.to(self.device), rows=len(maps))
 
     def _can_restart(self, shape: Sequence[int], stage: int) -> bool:
@@ -226,10 +209,4 @@ class DivisibleModel(InspectedModel):
         with self.probing():
             (maps,), _ = features_of(self, self.structure(shape), noise, [stage])
             expected = self._outputs_from_features(noise[:1].expand_as(noise), stage, maps)
-            try:
-                found = self._outputs_from_features(noise[:1], stage, maps)
-            except (RuntimeError, ValueError, IndexError, ModelError) as error:
-                if is_out_of_memory(error):
-                    raise
-                return False
-        return bool((found - expected).abs().max() <= self.rounding * expected.abs().max())
+            return self._gives(expected, lambda: self._outputs_from_features(noise[:1], stage, maps))

@@ -44,7 +44,7 @@ def features_of(
     """Maps (B, C, h, w) of the given stages and the outputs (B, K), in one pass without a graph."""
     trace = Trace(model.score.differentiated(), structure, passes=model.passes)
     model.spend("forward", len(images))
-    with model.undisturbed(), autograd(False), model.autocast():
+    with model.without_graph():
         tracer = Tracer(model.module, trace, with_graph=False)
         tracer.run(lambda: model.forward(images), len(images), Captures(tuple(stages)))
     return [trace.features[stage] for stage in stages], trace.outputs

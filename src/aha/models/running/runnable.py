@@ -244,6 +244,12 @@ class RunnableModel:
         with interrupts_wait(), self.lock, evaluating(self.module):
             yield
 
+    @contextmanager
+    def without_graph(self) -> Iterator[None]:
+        """As `undisturbed`, for passes without gradients, in the precision that was asked for."""
+        with self.undisturbed(), autograd(False), self.autocast():
+            yield
+
     @property
     def _cache(self) -> ForwardCache:
         found: ForwardCache = getattr(self._local, "cache", _NOTHING_KNOWN)
@@ -285,6 +291,10 @@ class RunnableModel:
     def rounding(self) -> float:
         """How far two ways to the same outputs may lie apart, relative to the largest, when nothing else differs."""
         return 0.05 if self.dtype in HALF.values() else 1e-3
+
+    def are_alike(self, found: Tensor, expected: Tensor) -> bool:
+        """Are these the same outputs, found in two ways?"""
+        return bool((found - expected).abs().max() <= self.rounding * expected.abs().max())
 
     # Pixels and classes
 
