@@ -133,8 +133,8 @@ def some(places: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 def some_of_each(places: Tensor, labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """So many of the places (n,), with repetition, every class of their labels (n,) as often as any other."""
-    _, classes, sizes = labels.unique(return_inverse=True, return_counts=True)
-    return places[torch.multinomial(1 / sizes[classes], count, replacement=True, generator=generator)]
+    chances = 1 / labels.bincount()[labels]
+    return places[torch.multinomial(chances, count, replacement=True, generator=generator)]
 
 
 def fixed_generator(seed: int) -> torch.Generator:

@@ -33,7 +33,7 @@ def quantised(pictures: Tensor) -> Tensor:
 
 def accuracy(answers: Tensor, labels: Tensor) -> float:
     """The share of answers (n,) that is right, mean over the classes: to say the most frequent one is chance."""
-    return float(torch.stack([(answers[labels == k] == k).float().mean() for k in labels.unique()]).mean())
+    return float(torch.stack([(answers[labels == k] == k).float().mean() for k in set(labels.tolist())]).mean())
 
 
 @dataclass(frozen=True)
