@@ -76,7 +76,7 @@ def test_a_budget_goes_to_those_that_gain_most(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(module, "shipped_head", lambda: head)
     model = load_model(randomised(TinyCNN(), seed=1), **STATED)
     images, classes = torch.rand(6, 3, 64, 64, generator=generator), torch.zeros(6, dtype=torch.long)
-    plain, refined = (aha.load_method(text)(model, images, classes) for text in ("aha", "aha(refine=3)"))
+    plain, refined = (aha.load_method(text)(model, images, classes) for text in ("aha", "aha(looks=25)"))
     foreseen = predicted(model, model.outputs(images), classes, plain)
     gains = torch.tensor([one.gain for one in foreseen]).sort().values
     widest = int(gains.diff().argmax())  # rounding in another batch must not carry a map over the limit
