@@ -5,8 +5,8 @@
 - binned soft order over the full one, forward and backward, at K = 784, S = 16, B = 8: time and largest tensor;
 - a training step over the bare cost of what it cannot do without: the target's forward and backward pass, down to the
   pixels, of the images and of the perturbed images, in the same chunks;
-- a map (T = 0) over one forward and backward pass of the target at the same batch size; one of an explainer with
-  forward evidence over one forward pass;
+- a map (T = 0), of an own and of a universal explainer, over one forward and backward pass of the target at the same
+  batch size; one of nine looks over nine of them; one of an explainer with forward evidence over one forward pass;
 - a map with T = 3 over one with T = 0, and over the bare forward and backward passes that it needs.
 
 Both sides of a ratio are timed in turns, in CPU time of the process; the figure is the median of the paired ratios. The
@@ -25,6 +25,7 @@ from collections.abc import Callable
 import torch
 
 import aha
+from aha.learned import slopes
 from aha.learned.explainer import Explainer
 from aha.learned.ordering import soft_masks_binned, soft_masks_full, standardised
 from aha.learned.refinement import RefinementConfig, Refining
@@ -115,8 +116,19 @@ def learned(spec: str, pretrained: bool, rounds: int, size: int) -> None:
     def bare_refined() -> None:
         bare_passes(target, inputs, size * (1 + 3 * refinement.cost))
 
+    universal = Explainer.for_target(target, Design(form="universal"))
+
+    def nine_looks() -> None:
+        slopes.moved(target, inputs, classes, explainer.maps(target, inputs, classes), 4)
+
     pairs: dict[str, tuple[Callable[[], object], Callable[[], object], int]] = {
         "T=0 over one forward and backward": (one_look, forward_and_backward, 2 * rounds),
+        "T=0 of the universal form over one forward and backward": (
+            lambda: universal.maps(target, inputs, classes),
+            forward_and_backward,
+            2 * rounds,
+        ),
+        "nine looks over bare passes": (nine_looks, lambda: bare_passes(target, inputs, 9 * size), rounds),
         "T=0 with forward evidence over one forward": (
             lambda: forward_only.maps(target, inputs, classes),
             forward,
