@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from aha import catalogue
@@ -126,6 +127,50 @@ def references() -> str:
     return table(("reference", "what removed pixels show", "parameters"), rows)
 
 
+def truth() -> str:
+    """Precision on generated images, and the detection of shortcuts, of all methods; a sentence where none are kept."""
+    precision: dict[str, dict[str, list[dict[str, str]]]] = defaultdict(lambda: defaultdict(list))
+    detection: dict[str, dict[str, list[dict[str, str]]]] = defaultdict(lambda: defaultdict(list))
+    for row in read(RESULTS / "truth.csv"):
+        marked = re.fullmatch(r"(shortcut-\w+)-([\d.]+)-\d+", row["set"])
+        if row["metric"] == "precision_at_k" and (marked is None or marked[2] == "1"):
+            precision[marked[1] if marked else row["set"]][row["method"]].append(row)
+        if row["metric"] == "shortcut_auroc":
+            detection[row["set"]][row["method"]].append(row)
+    if not precision:
+        return "No results are kept with this version; measure [your own](#known-truth)."
+    names = list(precision)
+    parts = [_truth_table({name: precision[name] for name in names[i : i + 6]}) for i in range(0, len(names), 6)]
+    if detection:
+        parts.append(f"Detection of shortcuts, `shortcut_auroc`:\n\n{_truth_table(detection)}")
+    return "\n\n".join(parts)
+
+
+def _truth_table(columns: dict[str, dict[str, list[dict[str, str]]]]) -> str:
+    """A row for each method, the best on average first; of several networks their mean and its standard error."""
+    methods = {method for own in columns.values() for method in own}
+    cells = {m: [_mean_of(own[m]) if m in own else None for own in columns.values()] for m in methods}
+    best = [max(mean for own in cells.values() if (found := own[i]) for mean in found[:1]) for i in range(len(columns))]
+
+    def shown(found: tuple[float, float] | None, top: float) -> str:
+        if found is None:
+            return ""
+        text = f"{found[0]:.2f}" + (f" ± {found[1]:.2f}" if found[1] >= 0 else "")
+        return f"**{text}**" if found[0] == top else text
+
+    order = sorted(methods, key=lambda m: (-fmean([found[0] for found in cells[m] if found] or [0.0]), m))
+    rows = [(f"`{m}`", *(shown(found, top) for found, top in zip(cells[m], best, strict=True))) for m in order]
+    return table(("method", *(f"`{name}`" for name in columns)), rows)
+
+
+def _mean_of(rows: Sequence[dict[str, str]]) -> tuple[float, float]:
+    """Mean and standard error, which is negative where there is none."""
+    means = [float(row["mean"]) for row in rows]
+    if len(means) > 1:
+        return fmean(means), stdev(means) / len(means) ** 0.5
+    return means[0], float(rows[0]["standard_error"] or -1)
+
+
 def _folded(texts: Sequence[str]) -> str:
     """Long texts that open at a click."""
     count = f"{len(texts)} metric{'s' * (len(texts) != 1)}"
@@ -165,5 +210,15 @@ def _by_family(entries: Iterable[catalogue.Entry]) -> dict[str, list[catalogue.E
 
 GENERATED: dict[str, Callable[[], str]] = {
     function.__name__: function
-    for function in (methods, scores, gallery, metrics, protocols, references, method_reference, metric_reference)
+    for function in (
+        methods,
+        scores,
+        gallery,
+        metrics,
+        protocols,
+        references,
+        truth,
+        method_reference,
+        metric_reference,
+    )
 }

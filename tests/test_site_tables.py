@@ -56,6 +56,28 @@ def test_every_marker_is_known(hooks: ModuleType) -> None:
     assert "<!-- generated" not in "".join(hooks.on_page_markdown(page) for page in pages)
 
 
+def test_known_truth_is_one_table_of_sets_and_one_of_shortcuts(
+    hooks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        "set,method,metric,mean,standard_error,n",
+        "xor-white-8,,accuracy,0.99,,1",
+        "xor-white-8,gradient,precision_at_k,0.9,0.03,24",
+        "xor-white-8,random_map,precision_at_k,0.25,0.01,24",
+        "shortcut-tag-1-0,gradient,precision_at_k,0.2,0.01,24",
+        "shortcut-tag-1-1,gradient,precision_at_k,0.4,0.01,24",
+        "shortcut-tag-0.5-0,gradient,precision_at_k,0.8,0.01,24",
+        "shortcut-tag,gradient,shortcut_auroc,0.75,,9",
+    ]
+    (tmp_path / "truth.csv").write_text("\n".join(lines))
+    monkeypatch.setattr(hooks, "RESULTS", tmp_path)
+    first, second = hooks.truth().split("Detection of shortcuts")
+    assert (
+        "| `gradient` | **0.90 ± 0.03** | **0.30 ± 0.10** |" in first and "| `random_map` | 0.25 ± 0.01 |  |" in first
+    )
+    assert "| `gradient` | **0.75** |" in second and "random_map" not in second
+
+
 def test_tables_are_complete(hooks: ModuleType) -> None:
     for made, registry in ((hooks.methods(), METHODS), (hooks.metrics(), METRICS), (hooks.protocols(), PROTOCOLS)):
         rows = re.findall(r"^\| `([\w-]+)` \|", made, re.MULTILINE)
