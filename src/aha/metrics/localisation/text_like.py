@@ -23,7 +23,6 @@ from statistics import median
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import ndimage
 from torch import Tensor
 
 _LEAST_HEIGHT = 5  # pixels: smaller letters are blobs
@@ -81,6 +80,8 @@ def text_like(pixels: Tensor) -> Tensor:
 
 def _shapes(grey: NDArray[np.float64]) -> Iterator[Shape]:
     """Dark shapes that could be letters."""
+    from scipy import ndimage
+
     window = max(7, round(min(grey.shape) / 12))
     depth = ndimage.grey_closing(grey, size=window) - grey
     strokes = depth >= np.maximum(_CONTRAST, 0.5 * ndimage.maximum_filter(depth, size=window))
