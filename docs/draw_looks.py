@@ -38,6 +38,7 @@ def main() -> None:
 
 
 def rows(name: str, model: str) -> Iterator[dict[str, str]]:
+    """Lines of a table that are about this model."""
     with (DOCS / "results" / name).open(encoding="utf-8", newline="") as file:
         yield from (row for row in csv.DictReader(file) if row["model"] == model)
 
