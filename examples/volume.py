@@ -38,6 +38,7 @@ class Inflated(nn.Module):
             (1, *flat.stride),
             (0, *flat.padding),
             bias=False,
+            dtype=flat.weight.dtype,
         )
         with torch.no_grad():
             self.conv.weight.copy_(flat.weight[:, :, None].expand_as(self.conv.weight) / deep)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -489,7 +491,57 @@ def test_targets_of_pytorch_grad_cam(dense: aha.TargetModel, detector: aha.Targe
     boxes = np.array([[0, 0, SIZE / 2, SIZE]], dtype=np.float32)
     both = theirs.FasterRCNNBoxScoreTarget([1], boxes)(best)  # overlap plus score, where ours is the product
     own = aha.explain(detector, images[:1], "random_map", "box(0, 0, 16, 32, cls=1)").scores[0]
-    torch.testing.assert_close(1 + own, both)
+    torch.testing.assert_close(1 + own, both[0])
+
+
+class Returned(nn.Module):
+    """What another library reads of a network: one entry of what it returns, or a dict of it for each image."""
+
+    def __init__(self, network: nn.Module, read: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.network, self.read = network, read
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.read(self.network(inputs))
+
+
+def unit_scaled(maps: Any) -> Tensor:
+    """Maps (B, H, W) between 0 and 1, as pytorch-grad-cam returns them."""
+    values = torch.as_tensor(maps)
+    low, high = values.amin(dim=(1, 2), keepdim=True), values.amax(dim=(1, 2), keepdim=True)
+    return (values - low) / (high - low)
+
+
+def test_grad_cam_of_a_region_is_that_of_pytorch_grad_cam(dense: aha.TargetModel, images: Tensor) -> None:
+    targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
+    grad_cam = pytest.importorskip("pytorch_grad_cam").GradCAM
+    network = copy.deepcopy(dense.module)
+    mask = np.zeros((8, 8), dtype=np.float32)
+    mask[:4, :2] = 1
+    target = targets.SemanticSegmentationTarget(1, mask)
+    with grad_cam(Returned(network, lambda returned: returned["out"]), [network.body]) as other:
+        theirs = other(images, [target] * 2)
+    own = aha.explain(dense, images, "grad_cam(layer='body')", "region(cls=1, box=(0, 0, 8, 16))").maps
+    torch.testing.assert_close(unit_scaled(own), unit_scaled(theirs), rtol=0, atol=1e-5)
+
+
+def test_grad_cam_of_a_box_is_that_of_pytorch_grad_cam(detector: aha.TargetModel, images: Tensor) -> None:
+    """Where boxes lie still, both are the gradient of the score of the candidate that fits."""
+    targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
+    grad_cam = pytest.importorskip("pytorch_grad_cam").GradCAM
+    network = copy.deepcopy(detector.module)
+
+    def as_torchvision(found: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        ones = torch.ones(2, dtype=torch.long)
+        rows = zip(found["boxes"], found["scores"], strict=True)
+        return [{"boxes": boxes, "labels": ones, "scores": scores[:, 1]} for boxes, scores in rows]
+
+    boxes = np.array([[0, 0, SIZE / 2, SIZE]], dtype=np.float32)
+    target = targets.FasterRCNNBoxScoreTarget([1], boxes)
+    with grad_cam(Returned(network, as_torchvision), [network.body]) as other:
+        theirs = other(images, [target] * 2)
+    own = aha.explain(detector, images, "grad_cam(layer='body')", "box(0, 0, 16, 32, cls=1)").maps
+    torch.testing.assert_close(unit_scaled(own), unit_scaled(theirs), rtol=0, atol=1e-5)
 
 
 # Refusals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import warnings
 from functools import cache
@@ -19,17 +20,19 @@ from torch import Tensor, nn
 import aha
 from aha.bench.plan import Plan
 from aha.bench.runner import BenchRun
+from aha.core.pictures import read_image
+from aha.demo import photographs
 from aha.errors import (
     AhaError,
     AhaWarning,
     CapabilityError,
     ImageError,
     MetricError,
-    ModelError,
     OutputError,
     SpecError,
 )
 from aha.methods import METHODS, load_method
+from aha.methods.gradients.lrp import PRESETS
 from aha.metrics import Case, Sample, load_metric
 from aha.models import TargetModel, load_model
 from aha.perturb.references import REFERENCES, load_reference, reference_inputs
@@ -160,27 +163,193 @@ def test_equal_to_captum(volumes: Tensor) -> None:
     assert torch.allclose(ours.maps, windows.detach()[:, 0].float(), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "method", ["gradient(channels='sum')", "grad_cam", "layer_cam", "integrated_gradients(steps=4)"]
-)
-def test_equal_slices_have_equal_maps_that_sum_to_that_of_the_image(method: str) -> None:
+LRP_PRESETS = [f"lrp(preset={name!r})" for name in PRESETS]
+ADDING_UP = ["gradient(channels='sum')", "grad_cam", "layer_cam", "integrated_gradients(steps=4)", *LRP_PRESETS]
+"""Methods whose maps of the slices of a volume sum to that of the image of which all slices are copies."""
+
+
+def inflated(network: nn.Module) -> nn.Module:
     if not EXAMPLE.is_file():
         pytest.skip("the examples are part of the source tree, not of the package")
-    network = randomised(timm.create_model("resnet18", pretrained=False, num_classes=10), gain=1.0)
-    deep = runpy.run_path(str(EXAMPLE))["inflated"](network)
-    image = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
-    classes = load_model(network).outputs(image)[0].argsort(descending=True).tolist()
+    made: nn.Module = runpy.run_path(str(EXAMPLE))["inflated"](network)
+    return made
+
+
+def check_equal_slices(flat: TargetModel, image: Tensor, method: str, *, adding_up: bool) -> None:
+    """Copies of an image as slices have equal maps, which sum to that of the image."""
+    stated = flat.stated_preprocessing()
+    size = (3, 4, *image.shape[-2:])
+    deep = load_model(inflated(flat.module).to(image.dtype), input_size=size, mean=stated.mean, std=stated.std)
+    classes = flat.outputs(image)[0].argsort(descending=True).tolist()[:20]
     with warnings.catch_warnings():  # Grad-CAM's map of a class may be flat at zero
         warnings.simplefilter("ignore")
-        maps = {cls: aha.explain(load_model(network), image, method, cls).maps for cls in classes}
-    target = next(cls for cls in classes if bool(maps[cls].any()))
-    flat = maps[target]
+        maps = ((cls, aha.explain(flat, image, method, cls).maps) for cls in classes)
+        target, wanted = next((cls, found) for cls, found in maps if bool(found.any()))
     clip = image[:, :, None].expand(-1, -1, 4, -1, -1)
-    found = aha.explain(load_model(deep), clip, method, target).maps
-    size = float(flat.abs().max())
-    assert size > 0
-    assert torch.allclose(found, found.mean(dim=1, keepdim=True).expand_as(found), atol=1e-4 * size)
-    assert torch.allclose(found.sum(dim=1), flat, atol=1e-4 * size)
+    found = aha.explain(deep, clip, method, target).maps
+    tolerance = 2e-4 * float(wanted.abs().max())
+    assert tolerance > 0
+    assert torch.allclose(found, found.mean(dim=1, keepdim=True).expand_as(found), atol=tolerance)
+    if adding_up:
+        assert torch.allclose(found.sum(dim=1), wanted, atol=tolerance)
+
+
+@pytest.mark.parametrize("method", ADDING_UP)
+def test_equal_slices_have_equal_maps_that_sum_to_that_of_the_image(method: str) -> None:
+    network = randomised(timm.create_model("resnet18", pretrained=False, num_classes=10), gain=1.0)
+    image = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    check_equal_slices(load_model(network), image, method, adding_up=True)
+
+
+@pytest.mark.skipif("AHA_TEST_WEIGHTS" not in os.environ, reason="AHA_TEST_WEIGHTS names no folder of real weights")
+@pytest.mark.parametrize("method", ["gradient(channels='sum')", "grad_cam", "lrp", "lrp(preset='epsilon')"])
+def test_equal_slices_with_real_weights(method: str) -> None:
+    """ResNet-18 as trained on ImageNet, and a photograph; doubles, since rounding moves the winners of max pooling."""
+    loaded = load_model("timm:resnet18", weights=Path(os.environ["AHA_TEST_WEIGHTS"]) / "resnet18.safetensors")
+    (photograph,) = photographs(["chelsea.png"])
+    image, _ = loaded.stated_preprocessing()(read_image(photograph))
+    shown = image[None, :, ::2, ::2].double()
+    check_equal_slices(load_model(loaded.module.double()), shown, method, adding_up=True)
+
+
+def test_aha_of_equal_slices_is_that_of_the_image() -> None:
+    """Evidence over all voxels, and one normalisation for all slices: each copy of an image has its map.
+
+    But for ranks of equal places, such as those of zero evidence, which voxels share and pixels do not.
+    """
+    network = randomised(timm.create_model("resnet18", pretrained=False, num_classes=10), gain=1.0).double()
+    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)).double()
+    normal = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+    flat = load_model(network, input_size=64, **normal)
+    wanted = aha.explain(flat, image, "aha('universal')", 1).maps
+    one, several = (
+        aha.explain(
+            load_model(inflated(network).double(), input_size=(3, depth, 64, 64), **normal),
+            image[:, :, None].expand(-1, -1, depth, -1, -1),
+            "aha",
+            1,
+        ).maps
+        for depth in (1, 4)
+    )
+    assert torch.allclose(several, one.expand_as(several), atol=0.02 * float(wanted.std()))
+    both = torch.stack([several[0, 2].flatten(), wanted[0].flatten()])
+    assert float(torch.corrcoef(both)[0, 1]) > 0.95, float(torch.corrcoef(both)[0, 1])
+
+
+def test_aha_ranks_slices_among_each_other() -> None:
+    """A network that reads one slice alone: its voxels come before those of slices that only go through the decoder."""
+
+    class OneSlice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv3d(3, 8, (1, 3, 3), stride=(1, 4, 4), padding=(0, 1, 1)), nn.ReLU())
+            self.head = nn.Linear(8, 5)
+
+        def forward(self, volumes: Tensor) -> Tensor:
+            return self.head(self.body(volumes)[:, :, 1].mean(dim=(2, 3)))
+
+    volume = torch.randn(1, 3, 1, 32, 32, generator=torch.Generator().manual_seed(4)).expand(-1, -1, 4, -1, -1)
+    model = load_model(randomised(OneSlice()), input_size=(3, 4, 32, 32), mean=(0.5,) * 3, std=(0.25,) * 3)
+    maps = aha.explain(model, volume, "aha(calibrated=False)", 1).maps[0]
+    spread = maps.flatten(1).std(dim=1)
+    assert int(spread.argmax()) == 1 and float(spread[1]) > 1.5 * float(spread[[0, 2, 3]].max())
+    assert torch.allclose(maps[0], maps[3], atol=1e-3 * float(spread[1]))
+
+
+@pytest.mark.parametrize("text", ["aha(looks=3)", "aha(refine=1)", "aha(budget=8)"])
+def test_aha_draws_volumes_in_one_pass_only(text: str, volumes: Tensor) -> None:
+    with pytest.raises(CapabilityError, match="in a single pass only") as caught:
+        aha.explain(stated(), volumes, text, 1)
+    one_line(caught)
+
+
+def test_aha_refuses_video_transformers(volumes: Tensor) -> None:
+    with pytest.raises(CapabilityError, match="reads 3-D features of stages, not tokens") as caught:
+        aha.explain(randomised(VideoTransformer()), nn.functional.pad(volumes, (0, 4)), "aha", 1)
+    one_line(caught)
+
+
+def test_aha_is_no_default_for_what_it_was_never_trained_on(volumes: Tensor) -> None:
+    with pytest.warns(AhaWarning, match="no explainer was trained on volumes"):
+        found = aha.explain(stated(), volumes, target=1)
+    assert found.method == "grad_cam"
+
+
+@pytest.mark.parametrize("target", ["contrast(0, 2)", "value(3)", "neuron('3', 1)"])
+@pytest.mark.parametrize("name", FOR_VOLUMES)
+@pytest.mark.filterwarnings("ignore::aha.errors.MapWarning")  # a miniature may have a flat map
+def test_targets_of_volumes(name: str, target: str, volumes: Tensor) -> None:
+    """Every method that explains volumes, for numbers that are no class: a map of the right shape, or one line."""
+    text = {"occlusion": "occlusion(window=8, stride=8)"}.get(name, TEXTS.get(name, name))
+    model = stated()
+    before = snapshot(model.module)
+    try:
+        found = aha.explain(model, volumes[:1], text, target)
+    except (CapabilityError, SpecError) as error:
+        assert "\n" not in str(error)
+        assert name in ("ablation_cam", "finer_cam")  # the first for a neuron, the second for all that is no class
+    else:
+        assert found.maps.shape == (1, *SIZE) and bool(found.maps.isfinite().all())
+    assert changes(before, snapshot(model.module)) == []
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_relevance_of_voxels_is_conserved(preset: str, volumes: Tensor) -> None:
+    """Without what biases take, the relevance of all voxels is the logit: convolutions, poolings and norms in 3-D."""
+    layers = [nn.Conv3d(3, 6, 3, padding=1, bias=False), nn.BatchNorm3d(6), nn.ReLU(), nn.MaxPool3d(2)]
+    layers += [nn.Conv3d(6, 8, (1, 3, 3), padding=(0, 1, 1), groups=2), nn.InstanceNorm3d(8), nn.ReLU()]
+    layers += [nn.AvgPool3d((1, 2, 2)), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(8, 5)]
+    network = randomised(nn.Sequential(*layers)).double()
+    classes = torch.tensor([1, 3])
+    maps = load_method(f"lrp(preset={preset!r}, bias='ignore', epsilon=0.0)")(
+        load_model(network), volumes.double(), classes
+    )
+    logits = network(volumes.double())[torch.arange(2), classes]
+    assert maps.shape == (2, *SIZE)
+    assert torch.allclose(maps.sum(dim=(1, 2, 3)), logits, rtol=1e-6)
+
+
+@pytest.mark.parametrize("preset", ["epsilon", "epsilon_plus", "epsilon_plus_flat", "epsilon_gamma_box"])
+def test_relevance_in_kernels_of_one_slice_is_that_of_the_slices(preset: str) -> None:
+    """Slices that differ and are read alone: a sum shares relevance out by value, and the rest is as for images."""
+    flat = randomised(nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3)))
+    deep = nn.Sequential(nn.Conv3d(3, 6, (1, 3, 3), padding=(0, 1, 1)), nn.BatchNorm3d(6), nn.ReLU())
+    deep.append(nn.Conv3d(6, 4, (1, 3, 3)))
+    deep.load_state_dict({name: v[:, :, None] if v.dim() == 4 else v for name, v in flat.state_dict().items()})
+    volume = torch.randn(1, 3, 3, 12, 12, generator=torch.Generator().manual_seed(5))
+
+    def summed(network: nn.Module, depth: int) -> TargetModel:
+        total = nn.Linear(4 * depth * 10 * 10, 2, bias=False)
+        nn.init.ones_(total.weight)
+        size = (3, *[depth] * (depth > 1), 12, 12)
+        whole = nn.Sequential(network, nn.Flatten(), total).eval()
+        return load_model(whole, input_size=size, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+    method = load_method(f"lrp(preset={preset!r})")
+    alone = method(summed(flat, 1), volume[0].movedim(0, 1), torch.zeros(3, dtype=torch.long))
+    together = method(summed(deep, 3), volume, torch.zeros(1, dtype=torch.long))
+    assert torch.allclose(together[0], alone, atol=1e-4 * float(alone.abs().max()))
+
+
+@pytest.mark.parametrize("method", ["gradient", "grad_cam", "aha", "legrad", "rollout", "lrp"])
+def test_video_transformers_with_pooled_tokens(method: str) -> None:
+    """MViT of torchvision: a map, or one line."""
+    mvit = pytest.importorskip("torchvision.models.video.mvit")
+    config = mvit.MSBlockConfig
+    blocks = [
+        config(1, 16, 32, (3, 3, 3), (3, 3, 3), (1, 1, 1), (1, 4, 4)),
+        config(2, 32, 32, (3, 3, 3), (3, 3, 3), (1, 2, 2), (1, 2, 2)),
+    ]
+    options = {"residual_pool": True, "residual_with_cls_embed": False, "rel_pos_embed": True}
+    network = mvit.MViT((32, 32), 4, blocks, **options, proj_after_attn=True, num_classes=5).eval()
+    clips = torch.randn(1, 3, 4, 32, 32, generator=torch.Generator().manual_seed(2))
+    if method in ("legrad", "rollout", "lrp"):
+        with pytest.raises(CapabilityError, match=r"explains images|changes tensors in place") as caught:
+            aha.explain(network, clips, method, 1)
+        one_line(caught)
+        return
+    found = aha.explain(network, clips, method, 1).maps
+    assert found.shape == (1, 4, 32, 32) and float(found.abs().max()) > 0
 
 
 @pytest.mark.parametrize("method", ["grad_cam", "grad_cam(form='features')", "hires_cam", "gradient", "eigen_cam"])
@@ -246,12 +415,22 @@ def test_a_network_of_volumes_from_a_function(volumes: Tensor, tmp_path: Path, m
     with pytest.warns(AhaWarning, match="runs code"):
         model = load_model("python:my_volumes:network")
     assert torch.allclose(model.outputs(volumes), stated().outputs(volumes), atol=1e-6)
+    assert model.preprocessing == stated().preprocessing
 
 
-def test_benchmarks_refuse_in_one_line(tmp_path: Path) -> None:
+def test_bands_that_a_function_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import test_volumes\n\n\ndef network():\n    return test_volumes._model(4, (16, 16), bands=(3, 2, 1))\n"
+    (tmp_path / "my_bands.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    with pytest.warns(AhaWarning, match="runs code"):
+        assert load_model("python:my_bands:network").bands == (3, 2, 1)
+
+
+def test_benchmarks_look_for_volumes(tmp_path: Path) -> None:
     Image.new("RGB", (30, 40)).save(tmp_path / "a.png")
     plan = Plan(model="a", data=str(tmp_path), methods=("gradient",))
-    with pytest.raises(ModelError, match=r"reads volumes.*benchmarks and audits read photographs") as caught:
+    with pytest.raises(ImageError, match=r"no arrays in the folder .* looked for \.npy") as caught:
         BenchRun(plan, tmp_path / "run", model=stated())
     one_line(caught)
     assert not (tmp_path / "run").exists()

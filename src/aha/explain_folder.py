@@ -17,9 +17,9 @@ from aha import __version__
 from aha.api import explain
 from aha.core.disk import MANIFEST, result_key
 from aha.core.progress import Listener, heard_by, in_shares
-from aha.data.batches import Batch, Subject
+from aha.data.batches import Batch, Subject, as_input
 from aha.data.datasets import content_digest, find_data
-from aha.data.images import LabelledImage, read_image
+from aha.data.images import LabelledImage
 from aha.data.targets import resolve_targets
 from aha.errors import ImageError, ModelError, OutputError, TargetError
 from aha.explaining import Asked
@@ -114,7 +114,7 @@ class FileRun:
             )
         self._model, self._methods, self._target, self._seed = model, list(dict.fromkeys(methods)), target, seed
         # By what they say they cost: a quick method must not look like half of the work.
-        size = model.stated_preprocessing().size
+        size = model.stated_preprocessing().places
         self._costs = {method: method.cost(model, size).passes for method in self._methods}
         self.maps_per_image = _count_classes(target, model, images)
         self._with_card, self._is_shared = card, shared
@@ -170,21 +170,19 @@ class FileRun:
 
     def _batches(self, size: int, on_progress: Callable[[float], None]) -> Iterator[tuple[list[LabelledImage], Batch]]:
         """What is pending, read; pictures that cannot be read are left out and noted."""
-        preprocess = self._model.stated_preprocessing()
         images: list[LabelledImage] = []
         inputs: list[Tensor] = []
         subjects: list[Subject] = []
         for place, image in enumerate(self._pending, start=1):
             try:
-                picture = read_image(image.content())
-                values, geometry = preprocess(picture)
+                values, subject = as_input(self._model, image.content(), image.id, image.path)
             except (ImageError, OSError) as error:
                 self.failures.append(Failure.of_image(image.id, error))
                 on_progress(1)
             else:
                 images.append(image)
                 inputs.append(values)
-                subjects.append(Subject(image.id, preprocess.drawn_on(picture, values), geometry, image.path))
+                subjects.append(subject)
             if images and (len(images) == size or place == len(self._pending)):
                 yield images, Batch(torch.stack(inputs), subjects)
                 images, inputs, subjects = [], [], []
@@ -256,7 +254,7 @@ class FileRun:
             "upsampling": UPSAMPLING,
             "precision": self._model.precision,
             **({"engine_asked": self._model.engine} if self._model.engine_key else {}),
-            "input_size": list(preprocessing.size),
+            "input_size": list(preprocessing.places),
             "fit": preprocessing.fit,
         }
 

@@ -22,6 +22,7 @@ from aha.bench.runner import BenchRun, Step
 from aha.cli import outlook, reporting
 from aha.cli.reporting import bench_bar, progress_bar
 from aha.cli.time_left import seconds_left
+from aha.data import batches
 from aha.methods import load_method
 from aha.metrics import load_metric
 from aha.models import load_model
@@ -138,11 +139,11 @@ def test_each_picture_is_read_once_and_let_go(tmp_path: Path, monkeypatch: pytes
     read: list[str] = []
     alive: list[weakref.ref[Any]] = []
     most = 0
-    original_read, original_explain = files.read_image, files.explain
+    original_read, original_explain = batches.read_named, files.explain
 
-    def spy_read(source: Any) -> Any:
+    def spy_read(source: Any, *named: Any) -> Any:
         read.append(str(source))
-        return original_read(source)
+        return original_read(source, *named)
 
     def spy_explain(model: Any, batch: Any, *args: Any, **options: Any) -> Any:
         nonlocal most
@@ -150,7 +151,7 @@ def test_each_picture_is_read_once_and_let_go(tmp_path: Path, monkeypatch: pytes
         most = max(most, sum(image() is not None for image in {id(r()): r for r in alive}.values()))
         return original_explain(model, batch, *args, **options)
 
-    monkeypatch.setattr(files, "read_image", spy_read)
+    monkeypatch.setattr(batches, "read_named", spy_read)
     monkeypatch.setattr(files, "explain", spy_explain)
     methods = ("--method", "gradient", "--method", "edge_map")
     folder = pictures(tmp_path / "in", 8)

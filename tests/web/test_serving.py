@@ -13,7 +13,7 @@ from asking import ADDRESS, asked, finished, png, upload
 from starlette.testclient import TestClient
 
 from aha.cli.serve import _by_model
-from aha.errors import ModelError, OutputError
+from aha.errors import AhaWarning, ModelError, OutputError
 from aha.learned.explainer import Explainer
 from aha.learned.settings import Design
 from aha.models import load_model
@@ -156,3 +156,22 @@ def test_bad_input_is_one_line(options: tuple[str, ...], words: tuple[str, ...],
     cache = tmp_path / "cache"
     assert_refused(run("serve", *options, "--cache", cache), *words)
     assert not cache.exists()
+
+
+def test_models_of_volumes_are_refused_before_the_first_visitor(
+    tmp_path: Path, gallery: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uploads become photographs; nothing of a volume is decoded."""
+    code = "import aha\nfrom torch import nn\n\n\ndef network():\n"
+    code += "    layers = nn.Conv3d(1, 2, 3), nn.AdaptiveAvgPool3d(1), nn.Flatten()\n"
+    code += "    return aha.load_model(nn.Sequential(*layers), input_size=(1, 4, 8, 8), mean=[0.5], std=[0.5])\n"
+    (tmp_path / "served_volumes.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    wanted = ServerSettings(
+        models=["python:served_volumes:network"], images=[gallery], cache=tmp_path / "c", device="cpu"
+    )
+    with (
+        pytest.warns(AhaWarning, match="runs code"),
+        pytest.raises(ModelError, match=r"reads volumes of 1 channel, the explorer photographs; use aha explain"),
+    ):
+        make_app(wanted)

@@ -15,6 +15,7 @@ from aha.auditing.page import write_audit
 from aha.auditing.plans import plans_of, search_of, truth_metric
 from aha.auditing.record import AuditRequest, check_same
 from aha.auditing.thresholds import FILE, Thresholds, read_thresholds
+from aha.bench.inputs import check_photographs
 from aha.bench.run_reader import read_run
 from aha.bench.runner import BenchRun, Step, planned_view, written_model
 from aha.core.disk import check_writable, write_atomically, writing
@@ -123,7 +124,7 @@ def prepare(
     limits, chosen, out = read_thresholds(thresholds), load_method(method), Path(out)
     check_writable(out)
     loaded = planned_view(load_model(model), [target])
-    loaded.stated_preprocessing()
+    check_photographs(loaded, "aha audit")
     check_fit(chosen, loaded)
     text = str(data).rstrip("/") or "/"
     asked = AuditRequest(

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from aha.data.images import LabelledImage, read_image
+from aha.data.batches import as_input
+from aha.data.images import LabelledImage
 from aha.data.targets import top_classes
 from aha.errors import AhaError, SpecError
 from aha.models import TargetModel
@@ -24,12 +25,12 @@ def mda_filter(model: TargetModel, images: Sequence[LabelledImage], limit: int |
         raise SpecError("filter 'mda' keeps images that are classified correctly; these have no labels")
     if not model.score.is_probability:
         raise SpecError(f"filter 'mda' needs probabilities; {model.spec} is scored by {model.score.name}")
-    preprocess, kept, counts = model.stated_preprocessing(), list[str](), dict[int, int]()
+    kept, counts = list[str](), dict[int, int]()
     for start in range(0, len(images), batch_size):
         part, inputs = [], []
         for image in images[start : start + batch_size]:
             try:
-                inputs.append(preprocess(read_image(image.content()))[0])
+                inputs.append(as_input(model, image.content(), image.id)[0])
             except AhaError:
                 continue  # unreadable: not kept
             part.append(image)

@@ -16,7 +16,7 @@ from aha.bench.plan import Plan
 from aha.bench.records import PlanEntry
 from aha.core.disk import result_key
 from aha.core.launch import parts_of
-from aha.data.batches import Subject
+from aha.data.batches import Subject, as_input
 from aha.data.datasets import choose, find_data
 from aha.data.images import LabelledImage, read_image
 from aha.data.labelled import Lazy
@@ -34,6 +34,12 @@ GRID = "grid"
 _MOSAIC_SIDE = 2
 # Settings of a plan that decide which images a filter keeps.
 _CHOOSES = ("data", "limit", "filter", "input_size", "fit", "score", "precision")
+
+
+def check_photographs(model: TargetModel, what: str) -> None:
+    """Refuses models of bands and of volumes."""
+    if (stated := model.stated_preprocessing()).is_measured:
+        raise ModelError(f"{model.spec} reads {stated.reads}, {what} photographs; use aha evaluate or aha bench")
 
 
 class Inputs:
@@ -54,10 +60,6 @@ class Inputs:
         earlier: Sequence[PlanEntry] = (),
     ) -> None:
         self._plan, self._model = plan, model
-        if (stated := model.stated_preprocessing()).is_measured:
-            raise ModelError(
-                f"{model.spec} reads {stated.reads}; benchmarks and audits read photographs: use aha.evaluate"
-            )
         self.kept: list[str] | None = None
         self.images = self._chosen(find_data(plan.data, model), earlier)
         self.are_mosaics = any("grid" in protocol.needs for protocol in protocols)
@@ -86,16 +88,13 @@ class Inputs:
             yield LabelledImage(f"mosaic-{index:05d}-{result_key(names)[:8]}", given=read)
 
     def read(self, image: LabelledImage) -> tuple[Tensor, Subject]:
-        """Reads an image or a mosaic and makes the model's input (C, H, W) of it."""
+        """Reads an image, a volume or a mosaic and makes the model's input (C, H, W) or (C, D, H, W) of it."""
         content = image.content()
         if isinstance(content, Mosaic):
             inputs = content.inputs(self._model)
             geometry = Geometry.identity((inputs.shape[-2], inputs.shape[-1]))
             return inputs, Subject(image.id, content.image, geometry)
-        picture = read_image(content)
-        preprocess = self._model.stated_preprocessing()
-        inputs, geometry = preprocess(picture)
-        return inputs, Subject(image.id, preprocess.drawn_on(picture, inputs), geometry)
+        return as_input(self._model, content, image.id)
 
     def truth(self, images: Sequence[LabelledImage]) -> GroundTruth:
         """Labels, masks, boxes and cells of images that have been read; masks are read when they are asked for."""
@@ -152,6 +151,8 @@ class Inputs:
                 protocols, GroundTruth([()] if self._has_masks else None, [()] if self._has_boxes else None)
             )
             return
+        if (stated := self._model.stated_preprocessing()).is_measured:
+            raise ModelError(f"{self._model.spec} reads {stated.reads}; mosaics are made of photographs")
         if not all("grid" in protocol.needs for protocol in protocols):
             raise MetricError("grid protocols score mosaics made from the images; put them in a separate plan")
         if len(self.images) < _MOSAIC_SIDE**2 or any(image.label is None for image in self.images):

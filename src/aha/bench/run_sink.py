@@ -10,16 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from PIL import Image
 from torchvision.transforms.functional import to_pil_image
 
 from aha.bench.plan import KeepMaps
 from aha.bench.records import Cell, Curve, Found, MapPlace, PicturePlace
 from aha.bench.store import RunStore
 from aha.bench.work_units import Cells
+from aha.data.batches import viewed
 from aha.data.images import LabelledImage
 from aha.evaluation.map_sources import MapSource
 from aha.evaluation.sinks import Task
-from aha.metrics import Case
+from aha.metrics import Case, Sample
 from aha.metrics.protocols import Protocol as Metrics
 from aha.results.score_table import CurveRow, Failure, Scores
 
@@ -119,13 +121,21 @@ class RunSink:
     def _keep(self, case: Case, image: LabelledImage) -> MapPlace | None:
         if self.maps == "none" or (self.maps == "few" and image.id not in self.shown):
             return None
+        if case.values.dim() > 2:  # a report draws images; `aha explain` saves maps of volumes
+            return None
         if image.id not in self._pictures:
-            pixels = case.sample.pixels.clamp(0, 1).float().cpu()
-            picture = to_pil_image(pixels if len(pixels) in (1, 3) else pixels.mean(dim=0, keepdim=True))
-            self._pictures[image.id] = self.writer.keep_picture(picture.convert("RGB"))
+            self._pictures[image.id] = self.writer.keep_picture(_picture(case.sample))
         return self.writer.keep_map(
             case.values.detach().cpu().float().numpy(), "float16" if self.maps == "few" else self.maps
         )
+
+
+def _picture(sample: Sample) -> Image.Image:
+    pixels, stated = sample.pixels.float().cpu(), sample.model.preprocessing
+    if stated is not None and stated.is_measured:
+        return viewed(sample.model, sample.name, pixels).image
+    picture: Image.Image = to_pil_image(pixels.clamp(0, 1))
+    return picture.convert("RGB")
 
 
 def _thinned(curve: CurveRow) -> Curve:

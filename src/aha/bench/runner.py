@@ -21,6 +21,7 @@ from aha.bench.records import Cell, PlanEntry, RunSettings
 from aha.bench.run_sink import RunSink
 from aha.bench.store import RunStore, current_keys, other_setting, read_plans_of
 from aha.bench.work_units import Cells, Measured
+from aha.core.axes import is_volume
 from aha.core.disk import check_writable, result_key, versions
 from aha.core.launch import launched_device, launched_share, parts_of
 from aha.core.store import Store
@@ -79,6 +80,8 @@ class BenchRun:
         earlier = read_plans_of(self.out)
         self._check_settings(earlier)
         self._warn_of_lost_maps(earlier)
+        if plan.maps in _ALL and is_volume(self.model.input_shape(None)):
+            raise SpecError(f"maps={plan.maps} keeps maps of images, not of volumes; aha explain saves maps of volumes")
         self.inputs = Inputs(plan, self.model, self.work.protocols, earlier)
         self.methods: tuple[Measured, ...] = (*self.work.methods, *self._saved())
         self.cells = Cells(

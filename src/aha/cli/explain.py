@@ -127,7 +127,7 @@ def explain(
         from aha.data.targets import class_list
         from aha.explain_folder import FileRun, check_apart, find_pictures, folder_beside
         from aha.explaining import Asked
-        from aha.methods import default_method, load_method
+        from aha.methods import check_fit, default_method, load_method
         from aha.methods.var import Var
         from aha.models import load_model
 
@@ -144,6 +144,8 @@ def explain(
         if contrast is not None:
             compared = tuple(class_list(contrast, loaded))
             methods = [Var(inner, classes=compared) for inner in methods]
+        for each in methods:
+            check_fit(each, viewed)
         check_cost(methods, viewed, force=force)
         pictures = choose(find_pictures(paths, place, viewed), limit, seed)
         share = launched_share()
@@ -238,7 +240,8 @@ def _say_maps(maps: Sequence[MapRecord], folder: Path) -> None:
     from aha.results.index_page import caption
 
     for record in maps[:_SHOWN_MAPS]:
-        typer.echo(f"{record['image']}: {caption(record)}, {record['method']}: {folder / record['overlay']}")
+        drawn = record.get("slices", record["overlay"])
+        typer.echo(f"{record['image']}: {caption(record)}, {record['method']}: {folder / drawn}")
     if len(maps) > _SHOWN_MAPS:
         typer.echo(f"and {len(maps) - _SHOWN_MAPS} more maps")
 

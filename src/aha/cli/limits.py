@@ -27,7 +27,7 @@ def check_cost(methods: Iterable[Method], model: TargetModel, *, force: bool) ->
         return
     limit = Cost(_MOST_PASSES, _memory() // 2)
     for method in methods:
-        cost = method.cost(model, model.preprocessing.size)
+        cost = method.cost(model, model.preprocessing.places)
         if not cost.within(limit):
             raise SpecError(
                 f"{str(method)[:80]} needs about {cost} for one map, more than {limit}; choose fewer samples or a "

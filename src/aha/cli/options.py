@@ -61,6 +61,22 @@ def numbers(text: str) -> list[float]:
         raise typer.BadParameter(f"{text!r} is not a list of numbers such as 0.5,0.5,0.5") from None
 
 
+def sides(text: str) -> int | list[int]:
+    """The side of a square input, or all sides of an input: `224`, `3,224,224` or `1,16,64,64`."""
+    found = whole_numbers(text)
+    if not all(side > 0 for side in found):
+        raise typer.BadParameter(f"{text!r} is not in the range of sizes: each is at least 1")
+    return found[0] if len(found) == 1 else found
+
+
+def whole_numbers(text: str) -> list[int]:
+    """The whole numbers of a text such as `3,2,1`."""
+    try:
+        return [int(part) for part in str(text).split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of whole numbers such as 3,2,1") from None
+
+
 _HELP: dict[str, str] = {name: get_args(hint)[1] for name, hint in hints_of(ModelOptions).items()}
 Weights = Annotated[Path | None, typer.Option(help=_HELP["weights"])]
 NoPretrained = Annotated[bool, typer.Option("--no-pretrained", help=_HELP["pretrained"])]
@@ -70,10 +86,13 @@ _MODEL_OPTIONS: dict[str, Any] = {
     "texts": Annotated[list[str] | None, typer.Option("--text", "--texts", help=_HELP["texts"])],
     "weights": Weights,
     "pretrained": NoPretrained,
-    "input_size": Annotated[int | None, typer.Option("--input-size", "--img-size", min=1, help=_HELP["input_size"])],
+    "input_size": Annotated[
+        Any, typer.Option("--input-size", "--img-size", parser=sides, metavar="SIZE", help=_HELP["input_size"])
+    ],
     "mean": Annotated[Any, _Numbers(help=_HELP["mean"])],
     "std": Annotated[Any, _Numbers(help=_HELP["std"])],
     "fit": Annotated[str | None, typer.Option(help=_HELP["fit"])],
+    "bands": Annotated[Any, typer.Option(parser=whole_numbers, metavar="R,G,B", help=_HELP["bands"])],
     "score": Annotated[
         str | None,
         typer.Option(help=_HELP["score"], autocompletion=complete_score, show_default="the model's own"),

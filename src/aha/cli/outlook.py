@@ -20,7 +20,7 @@ def expected_seconds(methods: Iterable[Method], model: TargetModel, maps: int) -
 
     What the parameters allow, at most: methods that ask less, or share passes among classes, are done sooner.
     """
-    size = model.stated_preprocessing().size
+    size = model.stated_preprocessing().places
     passes = sum(method.cost(model, size).passes for method in methods)
     return maps * passes * _seconds_of_a_pass(model)
 
@@ -34,7 +34,7 @@ def expected_seconds_of_run(run: BenchRun) -> float | None:
     for protocol in run.work.protocols:
         for metric in protocol.metrics:
             questions |= metric.questions()
-    passes = sum(method.cost(model, model.preprocessing.size).passes for method in run.work.methods)
+    passes = sum(method.cost(model, model.preprocessing.places).passes for method in run.work.methods)
     passes += len(run.methods) * sum(questions.values())
     return images * passes * _seconds_of_a_pass(model)
 
@@ -48,9 +48,9 @@ def run_with_bar(run: BenchRun, said: Callable[[], str], *, quiet: bool) -> None
 
 
 def _seconds_of_a_pass(model: TargetModel) -> float:
-    from PIL import Image
+    from torch import zeros
 
-    inputs = model.stated_preprocessing()(Image.new("RGB", (64, 64)))[0][None]
+    inputs = zeros(1, *model.input_shape(None), device=model.device)
     model.outputs(inputs)  # the first one also finds memory and kernels
     start = time.perf_counter()
     model.outputs(inputs)

@@ -153,12 +153,16 @@ def _same_model(model: str, weights: list[Path] | None, options: Stated) -> str:
     stated = {
         "--model": [model],
         "--weights": (weights or [])[:1],
-        "--input-size": [options["input_size"]] if "input_size" in options else [],
-        **{f"--{name}": [",".join(map(str, options[name]))] for name in ("mean", "std") if name in options},
+        "--input-size": [_listed(options["input_size"])] if "input_size" in options else [],
+        **{f"--{name}": [_listed(options[name])] for name in ("mean", "std") if name in options},
         "--text": options.get("texts", ()),
     }
     said = [str(part) for option, values in stated.items() for value in values for part in (option, value)]
     return shlex.join([*said, *([] if options.get("pretrained", True) else ["--no-pretrained"])])
+
+
+def _listed(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def export(

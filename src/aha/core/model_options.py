@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from aha.core.validation import PLAIN, PositiveInt, checked, hints_of
+from aha.core.validation import PLAIN, NonNegativeInt, PositiveInt, checked, hints_of
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Engine = Literal["eager", "compiled", "onnxruntime", "openvino", "auto"]
@@ -19,12 +19,18 @@ class ModelOptions:
     weights: Annotated[str | None, "Weights file: .safetensors, or torch:FILE."] = None
     pretrained: Annotated[bool, "Random weights, no download."] = True
     texts: Annotated[tuple[str, ...], "Repeatable; the classes of a clip: model."] = ()
-    input_size: Annotated[PositiveInt | None, "Side of the model input in pixels; the model's own by default."] = None
+    input_size: Annotated[
+        PositiveInt | tuple[PositiveInt, ...] | None,
+        "Side of the model input in pixels, or its size: H,W or C,H,W or C,D,H,W; the model's own by default.",
+    ] = None
     mean: Annotated[
         tuple[float, ...], "Mean of the normalisation, such as 0.5,0.5,0.5; for models that do not state it."
     ] = ()
     std: Annotated[tuple[float, ...], "Standard deviation of the normalisation, in the same form."] = ()
     fit: Annotated[Fit | None, "How images are fitted to the input: crop, squash or pad."] = None
+    bands: Annotated[
+        tuple[NonNegativeInt, ...], "Channels drawn as red, green and blue, such as 3,2,1; their mean by default."
+    ] = ()
     score: Annotated[str | None, "Score to explain and measure; see `aha list scores`."] = None
     precision: Annotated[Precision, "float32, or bfloat16 or float16 for passes without gradients."] = "float32"
     engine: Annotated[

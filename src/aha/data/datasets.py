@@ -43,7 +43,7 @@ def content_digest(read: Callable[[], Any]) -> str:
         content = read()
         if isinstance(content, Path):
             check_regular(content)
-            content = content.read_bytes()
+            content = _bytes_below(content) if content.is_dir() else content.read_bytes()
     except Exception as error:  # decoders raise whatever they like; it will be said when the image is read
         return f"unreadable: {type(error).__name__}"
     if isinstance(content, Mosaic):
@@ -54,6 +54,12 @@ def content_digest(read: Callable[[], Any]) -> str:
         values = np.ascontiguousarray(content)
         content = f"{values.dtype} {values.shape} ".encode() + values.tobytes()
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _bytes_below(folder: Path) -> bytes:
+    """Of the files of a volume that is a folder of slices, whatever they are called."""
+    files = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    return b"".join(sorted(hashlib.blake2b(file.read_bytes(), digest_size=16).digest() for file in files))
 
 
 Source = Callable[[Path, str, TargetModel], list[LabelledImage]]

@@ -55,7 +55,7 @@ class LabelledImage:
 
     Attributes:
         id: its name inside the data set.
-        file: where it is, if it is a file of its own.
+        file: where it is, if it is a file of its own, or a folder of the slices of one volume.
         label: true class of the model, if known.
         mask: gives (H, W) values: above 0 is object, 255 does not count.
         boxes: true boxes.
@@ -124,7 +124,10 @@ def find_images(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ImageError(f"{path} is a pipe or a device, not a file" if path.exists() else missing(str(path)))
-    found = sorted(_walk(path))
+    # is_file() leaves out links whose target is gone.
+    found = sorted(
+        file for _, files in walked(path) for file in files if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
+    )
     if not found:
         raise ImageError(f"no images in the folder {path} or below; looked for {' '.join(sorted(IMAGE_SUFFIXES))}")
     return found
@@ -175,14 +178,11 @@ def is_folder(path: str | Path) -> bool:
         return False
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def walked(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """A folder and those below it, with the files in each; what is hidden and results of earlier runs are skipped."""
     for parent, folders, files in os.walk(folder):
         if Path(parent) != folder and {MANIFEST, JOURNAL} <= set(files):
             folders[:] = []  # results of an earlier run, whose pictures are not meant
             continue
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            file = Path(parent, name)
-            # is_file() leaves out links whose target is gone.
-            if not name.startswith(".") and file.suffix.lower() in IMAGE_SUFFIXES and file.is_file():
-                yield file
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield Path(parent), [Path(parent, name) for name in sorted(files) if not name.startswith(".")]

@@ -20,6 +20,7 @@ from aha.core.pictures import MAX_PIXELS
 from aha.data.datasets import DATA
 from aha.data.images import Box, LabelledImage, find_images, read_image
 from aha.data.labelled import find_labelled, read_mask
+from aha.data.measured import find_measured
 from aha.data.samples import read_shards_at
 from aha.errors import ImageError, MetricError, MissingExtra
 from aha.models import TargetModel
@@ -44,8 +45,8 @@ _BIRD_PARTS = (
 
 
 def _file(path: Path, root: Path, **truth: Any) -> LabelledImage:
-    """An image that is a file of its own; it must be there."""
-    if not path.is_file():
+    """An image that is a file of its own, or a volume that is a folder of slices; it must be there."""
+    if not (path.is_file() or path.is_dir()):
         raise ImageError(f"{path} does not exist; check the path")
     name = path.relative_to(root) if path.is_relative_to(root) else path
     return LabelledImage(readable(name.as_posix()), str(path), **truth)
@@ -61,8 +62,9 @@ def _folder(path: Path, what: str) -> Path:
 def read_folder(place: Path, split: str, model: TargetModel) -> list[LabelledImage]:
     """Pictures below a folder; the folders directly below it are classes if they are known as such."""
     root = place / split if split else place
-    files = find_images(root)
-    if root.is_file():
+    stated = model.preprocessing
+    files = find_measured(root) if stated is not None and stated.is_measured else find_images(root)
+    if files == [root]:  # a file, or a folder of the slices of one volume
         return [_file(root, root.parent)]
     parents = [file.relative_to(root).parts[0] if file.parent != root else "" for file in files]
     index = _class_indices(sorted(set(parents) - {""}), model)

@@ -22,6 +22,7 @@ from torch import Tensor
 from aha.core.arrays import read_arrays
 from aha.core.disk import check_regular
 from aha.core.pictures import MAX_PIXELS, missing
+from aha.data.images import walked
 from aha.errors import ImageError, MissingExtra
 from aha.models.loading.preprocessing import Preprocessing
 
@@ -29,16 +30,23 @@ _ARRAYS, _TIFF, _NIFTI, _DICOM = (".npy", ".npz"), (".tif", ".tiff"), (".nii", "
 
 
 def find_measured(path: Path) -> list[Path]:
-    """The files at a path; a folder of DICOM files is one series, and so one volume."""
+    """The files at a path and below it; a folder with DICOM files is one series, and so one volume.
+
+    Raises:
+        ImageError: The folder has none.
+    """
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-    if any(_is_dicom(file) for file in files):
-        return [path]
-    found = [file for file in files if file.name.lower().endswith(_ARRAYS + _TIFF + _NIFTI)]
+    found: list[Path] = []
+    for folder, files in walked(path):
+        present = [file for file in files if file.is_file()]
+        if any(_is_dicom(file) for file in present):
+            found.append(folder)
+        else:
+            found += [file for file in present if file.name.lower().endswith(_ARRAYS + _TIFF + _NIFTI)]
     if not found:
         raise ImageError(f"no arrays in the folder {path}; looked for {' '.join(_ARRAYS + _TIFF + _NIFTI + _DICOM)}")
-    return found
+    return sorted(found)
 
 
 def read_measured(source: Any, name: str, wanted: Preprocessing) -> Tensor:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from aha.api import explain_batches
+from aha.core.axes import is_volume
 from aha.data.targets import Target
 from aha.errors import ImageError, MissingExtra, SpecError, TargetError
 from aha.methods import Method, check_fit, load_method
@@ -63,6 +64,8 @@ class Explain:
         listed = [methods] if isinstance(methods, str | Method) else list(methods)
         self.model = load_model(model, **options)
         self.methods = [load_method(method) for method in listed]
+        if self.model.preprocessing is not None and is_volume(self.model.input_shape(None)):
+            raise SpecError(f"tables have maps of images, and {self.model.spec} reads volumes; use aha.explain")
         for method in self.methods:
             check_fit(method, self.model)
         self.target, self.maps, self.seed = target, maps, seed

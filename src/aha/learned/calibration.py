@@ -48,14 +48,14 @@ def _ramp(count: int) -> Tensor:
 
 
 def calibrated(maps: Tensor, response: Sequence[float]) -> Tensor:
-    """Maps (B, H, W) of positive values, in the same order, whose mass over the ranks is the response (J,).
+    """Maps (B, H, W) or (B, D, H, W) of positive values, in the same order, whose mass over the ranks is `response`.
 
     Piecewise linear between the middles of the J shares of the pixels; beyond the first and the last, it goes on as
     steeply as before, so that equal values stay equal and others do not become so.
     """
     heights = len(response) * torch.tensor(response, dtype=maps.dtype, device=maps.device).flip(0)  # rising, (J,)
     places = (torch.arange(len(response), dtype=maps.dtype, device=maps.device) + 0.5) / len(response)
-    knots = torch.quantile(maps[:, ::_SPARSE, ::_SPARSE].flatten(1), places, dim=1).T  # (B, J)
+    knots = torch.quantile(maps[..., ::_SPARSE, ::_SPARSE].flatten(1), places, dim=1).T  # (B, J)
     gaps = knots.diff(dim=1)  # (B, J - 1)
     slopes = heights.diff() / gaps.clamp(min=1e-12)
     above = maps.flatten(1) - knots[:, :1]

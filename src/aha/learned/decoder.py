@@ -21,10 +21,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from aha.core.validation import Range
@@ -167,8 +168,8 @@ class Decoder(nn.Module):
         # Negative where evidence points the other way: patch tokens of some transformers do.
         self.evidence_gain = nn.Parameter(torch.ones(()))
 
-    def forward(self, given: Given, size: tuple[int, int]) -> Tensor:
-        """Maps (B, H, W) of the given size."""
+    def forward(self, given: Given, size: tuple[int, int], slices: int = 1) -> Tensor:
+        """Maps (B, H, W) of the given size; each so many images in turn are slices of one volume, on one scale."""
         half, quarter = self.stem(given.image)
         guides = self._guides(given.image, half)
         strides = [max(self.config.stride, 4 * 2**index) for index in range(self.config.levels)]
@@ -183,7 +184,7 @@ class Decoder(nn.Module):
                 level = level + resized(quarter, grid)
             level = level if fused is None else level + resized(fused, grid)
             drawn = resized(drawn, grid) if fused is None else enlarged(drawn, reached, strides[index], guides)
-            fused, reached = self.fusions[index](level), strides[index]
+            fused, reached = self._fused(index, level, slices), strides[index]
             drawn = drawn + self.heads[index](fused)
             if index == entry:
                 drawn = drawn + self.evidence_gain * resized(given.start[:, None], grid)
@@ -191,6 +192,16 @@ class Decoder(nn.Module):
         if self.config.cohesion:
             drawn = drawn + self.config.cohesion * patch_means(drawn, (given.start.shape[-2], given.start.shape[-1]))
         return drawn[:, 0]
+
+    def _fused(self, index: int, level: Tensor, slices: int) -> Tensor:
+        """The fusion of a level (B, width, h, w), normalised over all slices of a volume: they keep their ranks."""
+        fusion: Any = self.fusions[index]
+        if slices == 1:
+            fused: Tensor = fusion(level)
+            return fused
+        whole = rearrange(fusion[0](level), "(b d) c h w -> b c d h w", d=slices)
+        normalised: Tensor = rearrange(fusion[1](whole), "b c d h w -> (b d) c h w")
+        return normalised
 
     def _guides(self, image: Tensor, half: Tensor) -> dict[int, Tensor]:
         """By stride 2, 4, ..., 32: how places look (B, D, h, w)."""

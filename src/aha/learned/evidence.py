@@ -15,6 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from aha.core.axes import place_axes
 from aha.models import Captures, TargetModel
 from aha.models.scores import SCORES, Score
 from aha.models.tracing import Trace
@@ -134,8 +135,9 @@ def block_evidence(
 
 
 def standardised_maps(maps: Tensor) -> Tensor:
-    """Each map of (B, E, h, w) with mean 0 and deviation 1; a flat one becomes 0."""
-    centred = maps - maps.mean(dim=(2, 3), keepdim=True)
-    size = centred.abs().amax(dim=(2, 3), keepdim=True).clamp(min=1e-30)  # first: squares of tiny numbers vanish
+    """Each map of (B, E, h, w), or volume of (B, E, d, h, w), with mean 0 and deviation 1; a flat one becomes 0."""
+    places = place_axes(maps)
+    centred = maps - maps.mean(dim=places, keepdim=True)
+    size = centred.abs().amax(dim=places, keepdim=True).clamp(min=1e-30)  # first: squares of tiny numbers vanish
     centred = centred / size
-    return centred / centred.square().mean(dim=(2, 3), keepdim=True).clamp(min=1e-12).sqrt()
+    return centred / centred.square().mean(dim=places, keepdim=True).clamp(min=1e-12).sqrt()

@@ -296,22 +296,26 @@ class Explainer(nn.Module):
             start = torch.zeros_like(features[-1][:, 0])
         return Given(features, unit_scaled(vectors), evidence, start, look.inputs.float())
 
-    def forward(self, given: Given, size: tuple[int, int]) -> Tensor:
-        """Maps (B, H, W)."""
-        maps: Tensor = self.decoder(given, size)
-        return maps
+    def forward(self, given: Given, size: tuple[int, ...]) -> Tensor:
+        """Maps (B, H, W); of volumes (D, H, W), whose slices are given one after another, (B, D, H, W)."""
+        if len(size) == 2:
+            maps: Tensor = self.decoder(given, size)
+            return maps
+        drawn: Tensor = self.decoder(given, size[1:], slices=size[0])
+        return drawn.reshape(-1, *size)
 
     def maps(self, target: TargetModel, inputs: Tensor, classes: Tensor, reviser: Explainer | None = None) -> Tensor:
         """Maps (B, H, W) of target inputs (T = 0); an image that is there for several classes runs forward once.
 
-        A reviser, this explainer itself or a universal one, corrects them by two more looks.
+        Of volumes, maps (B, D, H, W). A reviser, this explainer itself or a universal one, corrects maps by two more
+        looks.
         """
         self.eval()
         inputs = inputs.to(target.device)
         with torch.no_grad(), target.caching():
             look = self.look(target, inputs)
             given = self.read(target, look, classes)
-            maps = self.forward(given, (int(inputs.shape[-2]), int(inputs.shape[-1])))
+            maps = self.forward(given, tuple(map(int, inputs.shape[2:])))
             if reviser is None:
                 return maps
             whole = self.whole(target, look, classes, given)

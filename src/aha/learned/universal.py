@@ -8,6 +8,9 @@ blocks are shared out among the four levels and pooled, so that depth and width 
 
 So one decoder, trained on many networks, reads networks that it has never met.
 
+Of volumes, evidence is computed over all voxels: products, means of gradients, ranks and standardisation. Each slice is
+then drawn as an image, from its own part of that evidence and of the volume. No explainer was ever trained on volumes.
+
 Shapes: features F and their gradients G (B, C, h, w); evidence of a level (B, E, h, w); facts (B, FACTS).
 """
 
@@ -19,8 +22,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from aha.core.axes import is_volume, place_axes
 from aha.learned.decoder import Given, at_stride
 from aha.learned.evidence import LOG_ODDS, blocks_of_levels, is_token_model, standardised_maps, token_blocks
 from aha.models import Captures, TargetModel
@@ -35,6 +40,7 @@ MAPS: dict[Reading, int] = {"stages": 7, "tokens": 8}
 _ANSWER = 4
 FACTS = _ANSWER + 2 * len(STRIDES)
 
+_ROUNDING = 1e-3
 _SURE = 5.0  # log-odds of a confident answer: facts are of the order of one
 
 
@@ -52,7 +58,7 @@ def stages_by_stride(target: TargetModel, size: Sequence[int]) -> tuple[int | No
     """
     found: dict[int, int] = {}
     for index in reversed(range(target.cam_stage(size) + 1)):
-        h, w = target.structure(size).stages[index].layout.grid
+        h, w = target.structure(size).stages[index].layout.grid[-2:]
         octave = round(0.5 * math.log2(size[-2] * size[-1] / (h * w)))
         octave = min(max(octave, 2), 5)
         if octave < min(found, default=6):
@@ -90,7 +96,15 @@ def given(target: TargetModel, trace: Trace, inputs: Tensor, classes: Tensor, dr
     trace.score = explaining_score(target, trace)
     evidence = read(target, trace, inputs.shape[1:], classes, dropped)
     facts = torch.cat([answer_facts(target, trace.outputs.detach().float(), classes), *_level_facts(evidence)], dim=1)
-    return Given([], facts, evidence.levels, evidence.start, picture(target, inputs))
+    found = Given([], facts, evidence.levels, evidence.start, picture(target, inputs))
+    return of_slices(found) if is_volume(inputs.shape[1:]) else found
+
+
+def of_slices(given: Given) -> Given:
+    """What is given of volumes (B, ..., D, h, w) as that of their slices (B D, ..., h, w), one after another."""
+    levels = [level.movedim(2, 1).flatten(0, 1) for level in given.evidence]
+    facts = given.vectors.repeat_interleave(given.image.shape[2], dim=0)
+    return Given([], facts, levels, given.start.flatten(0, 1), given.image.movedim(2, 1).flatten(0, 1))
 
 
 def explaining_score(target: TargetModel, trace: Trace) -> Score:
@@ -119,16 +133,25 @@ def _level_facts(evidence: Evidence) -> tuple[Tensor, Tensor]:
 
 def picture(target: TargetModel, inputs: Tensor) -> Tensor:
     """The picture (B, 3, H, W) in one scale for all networks; of other than three channels, their mean."""
-    pixels = target.to_pixels(inputs).float() if target.preprocessing is not None else _stretched(inputs.float())
+    stated = target.preprocessing
+    pixels = inputs.float() if stated is None else target.to_pixels(inputs).float()
+    if stated is None or (stated.is_measured and not _are_pixels(pixels)):
+        pixels = _stretched(pixels)
     if pixels.shape[1] != 3:
-        pixels = pixels.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
+        pixels = pixels.mean(dim=1, keepdim=True).expand(-1, 3, *pixels.shape[2:])
     return (pixels - 0.5) / 0.25
 
 
-def _stretched(inputs: Tensor) -> Tensor:
-    """Inputs (B, C, H, W) of a model that does not say what they are made of, each image from 0 to 1."""
-    low, high = inputs.amin(dim=(1, 2, 3), keepdim=True), inputs.amax(dim=(1, 2, 3), keepdim=True)
-    return (inputs - low) / (high - low).clamp(min=1e-12)
+def _are_pixels(values: Tensor) -> bool:
+    """Do values lie between 0 and 1? Bands and volumes come in any units."""
+    return bool(values.min() >= -_ROUNDING) and bool(values.max() <= 1 + _ROUNDING)
+
+
+def _stretched(values: Tensor) -> Tensor:
+    """Values (B, C, H, W) in units that are not known, each image from 0 to 1."""
+    dims = tuple(range(1, values.dim()))
+    low, high = values.amin(dim=dims, keepdim=True), values.amax(dim=dims, keepdim=True)
+    return (values - low) / (high - low).clamp(min=1e-12)
 
 
 def _of_stages(
@@ -140,16 +163,18 @@ def _of_stages(
     features = [trace.features[stages[level]] for level in kept]  # type: ignore[index]
     gradients = trace.gradients(classes, *features)
     grids = (at_stride((size[-2], size[-1]), stride) for stride in STRIDES)
-    levels = [features[0].new_zeros(len(classes), MAPS["stages"], *grid, dtype=torch.float32) for grid in grids]
+    deep = size[1:-2]  # of volumes, as many slices as they have
+    levels = [features[0].new_zeros(len(classes), MAPS["stages"], *deep, *grid, dtype=torch.float32) for grid in grids]
     balance = levels[0].new_zeros(len(classes), len(STRIDES))
     for level, f, g in zip(kept, features, gradients, strict=True):
-        levels[level], balance[:, level] = stage_maps(f.detach().float(), g.float())
+        maps, balance[:, level] = stage_maps(f.detach().float(), g.float())
+        levels[level] = F.interpolate(maps, (*deep, *maps.shape[-2:]), mode="trilinear") if deep else maps
     is_there = tuple(level in kept for level in range(len(STRIDES)))
     return Evidence(levels, is_there, balance, levels[kept[-1]][:, 0])
 
 
 def stage_maps(features: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Evidence (B, 7, h, w) of a stage, each map standardised, and its balance (B,).
+    """Evidence (B, 7, h, w) of a stage, each map standardised, and its balance (B,); of volumes, (B, 7, d, h, w).
 
     Over channels: the sum of F G; of its positive part; the root of the sum of |F G|; F times the mean of G over all
     places, as in Grad-CAM; the lengths of F and of G; and the rank of the first, which no single strong place upsets.
@@ -160,24 +185,28 @@ def stage_maps(features: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
         total,
         product.relu().sum(dim=1),
         size.sqrt(),
-        (features * gradients.mean(dim=(2, 3), keepdim=True)).sum(dim=1),
+        (features * gradients.mean(dim=place_axes(features), keepdim=True)).sum(dim=1),
         features.square().sum(dim=1).sqrt(),
         _lengths(gradients),
         ranked(total),
     ]
-    balance = total.sum(dim=(1, 2)) / size.sum(dim=(1, 2)).clamp(min=1e-30)
+    balance = total.flatten(1).sum(dim=1) / size.flatten(1).sum(dim=1).clamp(min=1e-30)
     return standardised_maps(torch.stack(maps, dim=1)), balance
 
 
 def _lengths(gradients: Tensor) -> Tensor:
     """Length over channels (B, h, w); scaled first, since squares of tiny gradients vanish."""
-    scaled = gradients / gradients.abs().amax(dim=(1, 2, 3), keepdim=True).clamp(min=1e-30)
+    scaled = gradients / gradients.abs().amax(dim=tuple(range(1, gradients.dim())), keepdim=True).clamp(min=1e-30)
     return scaled.square().sum(dim=1).sqrt()
 
 
 def ranked(maps: Tensor) -> Tensor:
-    """Each place's rank (B, h, w), from 0 on."""
+    """Each place's rank (B, h, w), from 0 on; equal voxels (B, d, h, w) share theirs, as those of equal slices do."""
     flat = maps.flatten(1)
+    if maps.dim() > 3:
+        rising = flat.sort(dim=1).values
+        below = torch.searchsorted(rising, flat) + torch.searchsorted(rising, flat, right=True) - 1
+        return (below.to(maps.dtype) / 2).view_as(maps)
     return flat.argsort(dim=1).argsort(dim=1).to(maps.dtype).view_as(maps)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from aha.core.axes import is_volume
 from aha.errors import AhaError, ModelError, SpecError
 from aha.learned.explainer import Explainer
 from aha.learned.library import UNIVERSAL, explainer_of
@@ -26,12 +28,15 @@ BUDGET_LOOKS = 25
 """Looks of an image on which a budget is spent."""
 
 
-@method("aha", family="learned", needs={"features"}, citation="Schinagl et al., arXiv 2604.05819 (2026)")
+@method("aha", family="learned", needs={"features"}, volumes=True, citation="Schinagl et al., arXiv 2604.05819 (2026)")
 @dataclass(frozen=True)
 class AHA(Method):
     """A trained explainer's map in one look (section 3.2), refined by a few gradient steps if asked (section 3.3).
 
     Formula: `map = decoder(features, evidence for the class)`, all read of the frozen model.
+    Volumes are drawn slice by slice on one scale, from evidence over all voxels, by the universal explainer of networks
+    with stages. It was trained on photographs, and never on volumes.
+
     Reads: the features of several stages and, by a gradient, the evidence in them for the class.
     Cost: one forward and one backward pass; a refinement step, 2 `steps` of each.
     Example: `aha(refine=3)`.
@@ -80,7 +85,7 @@ class AHA(Method):
         """Gradients too, if there is more than one look."""
         return self.required | ({"gradients"} if self.refine or self.budget or self.looks > 1 else set())
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         rounds = MOST_STEPS if self.refine == "auto" else self.refine
         steps = self.steps or (self._refinement(self._explainer(model)).steps if rounds else 0)
         # A forward and a backward pass of each perturbed image; the masks of one round are there at once.
@@ -89,7 +94,7 @@ class AHA(Method):
             explainer = self._explainer(model)
             # The correction reads the whole image in its own way.
             looks += explainer.config.form == "own" and self._reviser(explainer, model) is not None
-        return Cost(2 * looks + 4 * steps * rounds, 16 * max(steps, min(looks, 3)) * size[0] * size[1])
+        return Cost(2 * looks + 4 * steps * rounds, 16 * max(steps, min(looks, 3)) * prod(size))
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
         try:
@@ -145,8 +150,17 @@ class AHA(Method):
         return found if found.revision is not None else None
 
     def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:
-        needs_gradients = "gradients" in self.needs or self._explainer(model, size).config.evidence == "backward"
+        explainer = self._explainer(model, size)
+        if _is_of_volumes(model, size) and (why := self._refused_volumes(explainer)):
+            return why
+        needs_gradients = "gradients" in self.needs or explainer.config.evidence == "backward"
         return model.gradient_refusal(size) if needs_gradients else ""
+
+    def _refused_volumes(self, explainer: Explainer) -> str:
+        """Why it explains no volumes; empty where it does."""
+        if explainer.config.form != "stages":
+            return "of volumes, it reads 3-D features of stages, not tokens, and not by an explainer of one network"
+        return "of volumes, it draws maps in a single pass only" if self._has_more_passes else ""
 
     def facts(self, model: TargetModel, size: Sequence[int] | None = None) -> dict[str, object]:
         """Which explainer drew the map."""
@@ -155,8 +169,11 @@ class AHA(Method):
 
     def quality(self, model: TargetModel, outputs: Tensor, classes: Tensor, maps: Tensor) -> list[Quality]:
         """Of maps of one look, which predictions were fitted to."""
-        is_one_look = self.looks == 1 and not self.refine and self.budget is None
-        return predicted(model, outputs, classes, maps) if is_one_look else []
+        return [] if self._has_more_passes or maps.dim() > 3 else predicted(model, outputs, classes, maps)
+
+    @property
+    def _has_more_passes(self) -> bool:
+        return self.looks > 1 or bool(self.refine) or self.budget is not None
 
     def _refinement(self, explainer: Explainer) -> RefinementConfig:
         """The explainer's own, with what is stated in its place."""
@@ -171,3 +188,7 @@ class AHA(Method):
 
     def _explainer(self, model: TargetModel, size: Sequence[int] | None = None) -> Explainer:
         return explainer_of(model, self.explainer, size)
+
+
+def _is_of_volumes(model: TargetModel, size: Sequence[int] | None) -> bool:
+    return is_volume(model.input_shape(None) if size is None else size)

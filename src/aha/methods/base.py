@@ -82,8 +82,8 @@ class Method(Spec):
             return why
         return next((why for inner in self._inner() if (why := inner.refusal(model, size))), "")
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
-        """What one map of an image of this size, (H, W), costs; a method that can become expensive says so."""
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
+        """What one map at this size, (H, W) or (D, H, W), costs; a method that can become expensive says so."""
         return reduce(Cost.then, (inner.cost(model, size) for inner in self._inner()), Cost())
 
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
@@ -257,12 +257,16 @@ def first_fitting(names: Iterable[str], model: TargetModel, size: Sequence[int] 
 
 # What explains a model that nobody named a method for: the best that can read it.
 _DEFAULTS = ("aha", "grad_cam", "integrated_gradients", "rise")
+_UNTRAINED = "no explainer was trained on volumes; name aha to see what it draws"
 
 
 def default_method(model: TargetModel, size: Sequence[int] | None = None) -> Method:
-    """The method for a model, where none is named: `aha`, or what can still be done where AHA cannot read the model."""
-    reason = ""
-    for chosen in (METHODS[name]() for name in _DEFAULTS):
+    """The method for a model, where none is named: `aha`, or what can still be done where AHA cannot read the model.
+
+    Of volumes, on which AHA was never trained, the best of the others.
+    """
+    reason = _UNTRAINED if _is_of_volumes(model, size) else ""
+    for chosen in (METHODS[name]() for name in _DEFAULTS[bool(reason) :]):
         try:
             check_fit(chosen, model, size)
         except AhaError as error:

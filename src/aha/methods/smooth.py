@@ -31,7 +31,7 @@ class Smooth(Method):
     sigma: NonNegativeFloat = 0.15
     seed: int | None = None
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         return self.inner.cost(model, size).times(self.n)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Var(Method):
         if not isinstance(self.threshold, bool) and not 0 <= self.threshold < 1:
             raise SpecError(f"var: threshold is True, False or a margin in [0, 1), not {self.threshold}")
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         count = len(self.classes) if not isinstance(self.classes, str) else sum(_rule(self.classes))
         return self.inner.cost(model, size).times(count + 1)
 

@@ -253,7 +253,8 @@ class Explanation:
             overlay=self.overlay(index),
             seconds=self.seconds / len(self),
             key=key,
-            picture=content_digest(lambda: self.subjects[index].image),
+            slices=self.montage(index) if self.maps.dim() > 3 else None,
+            picture=content_digest(lambda: _shown_pixels(self.subjects[index])),
             card=self.cards[index].sentence if self.cards else "",
             quality=self.quality[index].sentence if self.quality else "",
             **self._compared(index),
@@ -328,6 +329,11 @@ class Explanation:
             quality=[found for part in parts for found in part.quality],
             settings=first.settings,
         )
+
+
+def _shown_pixels(subject: Subject) -> Image.Image | NDArray[np.uint8]:
+    """The picture, or all slices of a volume."""
+    return np.stack([np.asarray(frame) for frame in subject.frames]) if subject.frames else subject.image
 
 
 def _small(picture: Image.Image, side: int, most: int = 640) -> Image.Image:

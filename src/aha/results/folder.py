@@ -7,6 +7,7 @@
       cat/grad_cam_281.npz                   map (original pixels, NaN = never seen), model_map, seen
       cat/grad_cam_281_heatmap.png
       cat/grad_cam_281_overlay.png
+      scan/grad_cam_1_slices.png             of a volume; heatmap and overlay show its best slice
       cat/var-grad_cam_281_composite.png     where classes were compared; the .npz then has classes and shares
 
 An item is journalled after its files are in place, so a killed run loses at most the item in flight. The journal is
@@ -53,6 +54,7 @@ class MapRecord(TypedDict):
     heatmap: str
     overlay: str
     composite: NotRequired[str]
+    slices: NotRequired[str]
     seconds: float
     model: str
     model_digest: str
@@ -72,6 +74,7 @@ class ResultItem:
         picture: digest of the picture; results of another picture of the same name are dropped.
         arrays: what else belongs into the map's file.
         composite: which class wins where, if classes were compared.
+        slices: of a volume, its slices from first to last, each with the map over it.
         card: how far the map can be trusted, in words, if that was measured.
         quality: how good it probably is, in words, if that can be predicted.
     """
@@ -91,6 +94,7 @@ class ResultItem:
     picture: str = ""
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
     composite: Image.Image | None = None
+    slices: Image.Image | None = None
     card: str = ""
     quality: str = ""
 
@@ -181,7 +185,12 @@ class ResultFolder:
         if self._store is None:
             raise OutputError(f"{self.folder} is not open for writing")
         stem = f"{self._stem_of(item.image, item.method)}_{item.target}"
-        pictures = {"heatmap": item.heatmap, "overlay": item.overlay, "composite": item.composite}
+        pictures = {
+            "heatmap": item.heatmap,
+            "overlay": item.overlay,
+            "composite": item.composite,
+            "slices": item.slices,
+        }
         content = {kind: encoded(picture, "PNG") for kind, picture in pictures.items() if picture is not None}
         names = {kind: f"{stem}_{kind}.png" for kind in content}
         facts: dict[str, Any] = {

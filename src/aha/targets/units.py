@@ -22,8 +22,9 @@ class Neuron(Number):
 
     Attributes:
         layer: the module's name, as in `model.module.named_modules()`.
-        channel: number of the channel of maps (B, C, h, w), of the feature of tokens (B, T, D), or of a vector (B, D).
-        place: (row, column) of a map, or (token,) of tokens.
+        channel: number of the channel of maps (B, C, h, w) and volumes (B, C, d, h, w), of the feature of tokens
+            (B, T, D), or of a vector (B, D).
+        place: (row, column) of a map, (slice, row, column) of a volume's, or (token,) of tokens.
     """
 
     layer: str
@@ -43,7 +44,7 @@ class Neuron(Number):
 
         def activation(answer: Answer) -> Tensor:
             found = first_tensor(answer.inside.get(self.layer))
-            if found is None or found.dim() not in (2, 3, 4) or len(found) != answer.count:
+            if found is None or found.dim() not in (2, 3, 4, 5) or len(found) != answer.count:
                 raise TargetError(f"{self}: {self.layer} gives no map, tokens or vector for each image")
             if found.dim() == 3:
                 found = found.movedim(2, 1)  # (B, D, T)

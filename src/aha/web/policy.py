@@ -60,8 +60,8 @@ def allowed_method(text: str, explainers: Collection[str]) -> Method:
     return method
 
 
-def check_budget(method: Method, model: TargetModel, size: tuple[int, int]) -> None:
-    """Refuses a method whose map of an image of this size, (H, W), would take too long or too much memory.
+def check_budget(method: Method, model: TargetModel, size: tuple[int, ...]) -> None:
+    """Refuses a method whose map of an image of this size, (H, W) or (D, H, W), would take too long or too much memory.
 
     Raises:
         SpecError: It would; the figures are named.

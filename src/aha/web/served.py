@@ -62,7 +62,7 @@ class Served:
         if isinstance(method, AHA) and not method.explainer and not self.explainers:
             raise ModelError(f"AHA cannot read {self.name}: it has no gradients or no spatial layers")
         check_fit(method, model)
-        check_budget(method, model, self.model.stated_preprocessing().size)
+        check_budget(method, model, self.model.stated_preprocessing().places)
         return method
 
     def scored_class(self, index: int, score: float) -> ScoredClass:

@@ -130,6 +130,8 @@ def _load(settings: ServerSettings) -> list[Served]:
         elif not settings.pretrained:
             options["pretrained"] = False
         model = load_model(name, device=settings.device, batch_size=settings.batch_size, **options)
+        if model.preprocessing is not None and model.preprocessing.is_measured:
+            raise ModelError(f"{name} reads {model.preprocessing.reads}, the explorer photographs; use aha explain")
         earlier = names[:place].count(name)
         served.append(Served(f"{name} #{earlier + 1}" if earlier else name, model, options))
     return served

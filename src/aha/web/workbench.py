@@ -52,7 +52,9 @@ class Costs:
         """What a map will cost."""
         with self._lock:
             known = self._seen.get((served.name, method.in_full()))
-        return method.cost(served.fitting, served.model.stated_preprocessing().size).passes if known is None else known
+        return (
+            method.cost(served.fitting, served.model.stated_preprocessing().places).passes if known is None else known
+        )
 
 
 class Workbench:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from aha.bench.inputs import check_photographs
 from aha.bench.plan import Plan
 from aha.bench.recommendation.budget import Account, Budget, read_duration
 from aha.bench.recommendation.race import Progress, Racing
@@ -108,6 +109,7 @@ def prepare(
     for text in methods or ():
         load_method(text)  # unknown names are refused before anything is loaded
     loaded = planned_view(load_model(model), [target])
+    check_photographs(loaded, "aha recommend")
     chosen = tuple(methods) if methods else candidates(loaded)
     if len(chosen) < 2:
         raise SpecError("a race needs at least two methods")

@@ -74,7 +74,7 @@ class CAAP(Method):
         if self.first < 0 or (self.last is not None and self.last < self.first):
             raise SpecError(f"caap: 0 <= first <= last is needed, not first={self.first}, last={self.last}")
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         structure = model.structure(size)
         if "tokens" not in structure.capabilities:
             rows, columns = structure.stages[self.stage_of(len(structure.stages))].layout.grid

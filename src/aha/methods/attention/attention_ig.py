@@ -41,7 +41,7 @@ class AttentionIG(Method):
 
     steps: PathSteps = 20
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         return Cost(2 * self.steps)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:

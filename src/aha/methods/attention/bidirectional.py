@@ -58,7 +58,7 @@ class Bidirectional(Method):
         by_token = self.form == "token"
         return Captures(attention=True, tokens=by_token, residual_mid=by_token)
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         return Cost(2 * self.steps + 2)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:

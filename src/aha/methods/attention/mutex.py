@@ -46,7 +46,7 @@ class Mutex(Method):
     token_ratio: Annotated[float, Range(0, 1, above=True)] = 0.5
     start_layer: NonNegativeInt = 0
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         return Cost(64)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class TransitionAttention(Method):
     steps: PathSteps = 20
     repeat_last: bool = False
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         return Cost(2 * self.steps + 1)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:

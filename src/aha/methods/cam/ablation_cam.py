@@ -36,7 +36,7 @@ class AblationCAM(StageMethod):
 
     score: Scale = "logit"
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         return Cost(CHANNELS)
 
     def refusal(self, model: TargetModel, size: Sequence[int] | None = None) -> str:

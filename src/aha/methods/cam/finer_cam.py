@@ -42,7 +42,7 @@ class FinerCAM(Method):
     def reads(self, model: TargetModel, size: Sequence[int]) -> Captures:
         return Captures(features=(pick_stage(model, size, self.layer),))
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         return Cost(2 + self.rivals)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:

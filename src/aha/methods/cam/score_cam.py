@@ -36,7 +36,7 @@ class ScoreCAM(StageMethod):
 
     score: Scale = "logit"
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         return Cost(CHANNELS)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class GradientSHAP(Method):
     channels: ChannelRule = "sum"
     seed: int | None = None
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         return Cost(2 * self.n)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:

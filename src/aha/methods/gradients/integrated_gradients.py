@@ -49,7 +49,7 @@ class IntegratedGradients(Method):
         if self.steps < (2 if self.rule == "trapezoid" else 1):
             raise SpecError(f"integrated_gradients: {self.steps} steps are too few for the {self.rule} rule")
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         # The places of a Gauss-Legendre rule are eigenvalues of a matrix.
         return Cost(2 * self.steps, 2 * 8 * self.steps**2 if self.rule == "gauss_legendre" else 0)
 

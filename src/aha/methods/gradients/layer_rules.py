@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 from weakref import ref
 
@@ -60,29 +61,40 @@ class LayerRules:
         return {
             **PASSING,
             **absorbing,
-            "conv2d": self.conv2d,
+            "conv2d": partial(self.convolution, F.conv2d),
+            "conv3d": partial(self.convolution, F.conv3d),
             "linear": self.linear,
             "batch_norm": self.batch_norm,
             "add": self.add,
             "mul": product,
             "softmax": self.softmax,
             "matmul": self.matmul,
-            "mean": lambda x, *args, **options: self._average(x, lambda y: torch.mean(y, *args, **options)),
-            "avg_pool2d": lambda x, *args, **options: self._average(x, lambda y: F.avg_pool2d(y, *args, **options)),
-            "adaptive_avg_pool2d": lambda x, size: self._average(x, lambda y: F.adaptive_avg_pool2d(y, size)),
+            "mean": partial(self._average, torch.mean),
+            "avg_pool2d": partial(self._average, F.avg_pool2d),
+            "avg_pool3d": partial(self._average, F.avg_pool3d),
+            "adaptive_avg_pool2d": partial(self._average, F.adaptive_avg_pool2d),
+            "adaptive_avg_pool3d": partial(self._average, F.adaptive_avg_pool3d),
         }
 
-    def conv2d(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **options: Any) -> Tensor:
-        """A convolution, the first of them by its own rule."""
+    def convolution(
+        self,
+        operation: Callable[..., Tensor],
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> Tensor:
+        """A convolution over places or voxels, the first of them by its own rule."""
 
         def forward(x: Tensor, weight: Tensor) -> Tensor:
-            return F.conv2d(x, weight, None, *args, **options)
+            return operation(x, weight, None, *args, **options)
 
         layer = Layer(forward, lambda values, weight, x: transposed(lambda leaf: forward(leaf, weight), x, values))
         kind = self.kinds.first if self._is_first else self.kinds.convolution
         self._is_first = False
-        shift = None if bias is None else bias.detach().view(-1, 1, 1)
-        value = F.conv2d(x, weight, bias, *args, **options)
+        shift = None if bias is None else _per_channel(bias.detach(), x)
+        value = operation(x, weight, bias, *args, **options)
         output = self._layer(kind, value, x, weight.detach(), shift, layer)
         # Known by a weak reference: an output that is kept by what its own graph refers to is never freed.
         self._last = {"output": ref(output), "x": x, "weight": weight.detach(), "shift": shift, "layer": layer}
@@ -114,9 +126,9 @@ class LayerRules:
         if not last or x is not last["output"]() or mean is None or variance is None or training:
             return passed_on(value, x)
         factor = (variance + eps).rsqrt() if weight is None else weight.detach() * (variance + eps).rsqrt()
-        shift = -mean.view(-1, 1, 1) if last["shift"] is None else last["shift"] - mean.view(-1, 1, 1)
-        shift = factor.view(-1, 1, 1) * shift + (0 if bias is None else bias.detach().view(-1, 1, 1))
-        merged = last["weight"] * factor.view(-1, 1, 1, 1)
+        shift = -_per_channel(mean, x) if last["shift"] is None else last["shift"] - _per_channel(mean, x)
+        shift = _per_channel(factor, x) * shift + (0 if bias is None else _per_channel(bias.detach(), x))
+        merged = last["weight"] * _per_channel(factor, x)[:, None]
         return self._layer(last["kind"], value, last["x"], merged, shift, last["layer"])
 
     def add(self, a: Any, b: Any, **options: Any) -> Tensor:
@@ -170,8 +182,8 @@ class LayerRules:
         share = 0.5 if a.requires_grad and b.requires_grad else 1.0
         return matrix_product(a, b, self.linear, share=share, epsilon=self.epsilon)
 
-    def _average(self, x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
-        return pooled(x, operation, epsilon=self.epsilon if self.by_value else None)
+    def _average(self, operation: Callable[..., Tensor], x: Tensor, *args: Any, **options: Any) -> Tensor:
+        return pooled(x, lambda y: operation(y, *args, **options), epsilon=self.epsilon if self.by_value else None)
 
     def _layer(
         self,
@@ -196,6 +208,11 @@ class LayerRules:
             return (layer_relevance(relevance, x, weight, bias, layer, gamma, epsilon),)
 
         return propagate(value, back, x)
+
+
+def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+    """Values (C,) with an axis for each of the places of x (B, C, *places)."""
+    return values.view(-1, *[1] * (x.dim() - 2))
 
 
 def _pixel_bounds(x: Tensor, bounds: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aha.core.validation import NonNegativeFloat
+from aha.errors import CapabilityError
 from aha.methods.base import Method, method
 from aha.methods.gradients.layer_rules import Kinds, LayerRules
 from aha.models import TargetModel
@@ -28,7 +29,7 @@ PRESETS: dict[Preset, Kinds] = {
 DENSE_SHARE = 0.2  # with AttnLRP, of gamma in dense layers: its example for ViTs has .05 beside .25 in convolutions
 
 
-@method("lrp", family="gradient", needs={"gradients"}, citation="Bach et al., PLoS ONE 2015")
+@method("lrp", family="gradient", needs={"gradients"}, volumes=True, citation="Bach et al., PLoS ONE 2015")
 @dataclass(frozen=True)
 class LRP(Method):
     """The class score shared out backwards, layer by layer: `R_i = sum_j c_ij / z_j R_j`, `c_ij = x_i w_ij`.
@@ -75,7 +76,8 @@ class LRP(Method):
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         bounds = None
         if model.preprocessing is not None:
-            bounds = tuple(model.to_inputs(torch.full_like(images[:1, :, :1, :1], value)) for value in (0.0, 1.0))
+            one = (1, images.shape[1], *[1] * (images.dim() - 2))
+            bounds = tuple(model.to_inputs(images.new_full(one, value)) for value in (0.0, 1.0))
 
         is_attn = self.preset == "attn_lrp"
         by_value = is_attn or self.preset == "epsilon" if self.sums is None else self.sums == "value"
@@ -99,8 +101,15 @@ class LRP(Method):
             with model.rules(rules.table(), attention_in_parts=True):
                 trace = model.trace(images[part], inputs=True, score=start)
             assert trace.inputs is not None
-            (relevance,) = trace.gradients(classes[part], trace.inputs)  # (B, C, H, W)
-            return relevance.sum(dim=1)  # (B, H, W)
+            try:
+                (relevance,) = trace.gradients(classes[part], trace.inputs)  # (B, C, H, W)
+            except RuntimeError as error:
+                if "inplace operation" not in str(error):
+                    raise
+                raise CapabilityError(
+                    f"lrp does not fit {model.spec}, which changes tensors in place; use gradient"
+                ) from None
+            return relevance.sum(dim=1)  # (B, H, W), of volumes (B, D, H, W)
 
         return torch.cat(model.chunks.run(relevances, len(images)))
 

@@ -79,7 +79,7 @@ class MDA(Method):
         """Gradients too, if candidates are screened by them."""
         return super().needs | ({"gradients"} if self.screen else set())
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         blocks = model.structure(size).blocks
         rows, columns = blocks[0].layout.grid if self.grid is None and blocks else (self.grid or CELLS,) * 2
         count = rows * columns

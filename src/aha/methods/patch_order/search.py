@@ -112,7 +112,7 @@ class Search(Method):
     def _kinds(self) -> tuple[Reference, ...]:
         return self.reference if isinstance(self.reference, tuple) else (self.reference,)
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         subsets = self.budget * (
             200 + self.parts.count(size) * self.levels // 8
         )  # each a whole number of as many bits, and its answer

@@ -63,7 +63,7 @@ class ExtremalPerturbation(Method):
         if not self.areas:
             raise SpecError("extremal_perturbation: at least one area is needed")
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         pixels, places = 4 * 3 * size[0] * size[1], (size[0] + 2 * SIGMA) * (size[1] + 2 * SIGMA)
         around = 4 * 4 * (2 * REACH + 1) ** 2 * places  # of one mask at a time, with its gradient
         return Cost(2 * self.steps * len(self.areas), (8 * len(self.areas) + self.levels) * pixels + around)

@@ -47,7 +47,7 @@ class KernelSHAP(Method):
     score: Scale = "score"
     seed: int | None = None
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         count = self.parts.count(size)
         wanted = min(2 * count + 2048 if self.n is None else self.n, 2 ** min(count, 62))
         return Cost(wanted + 2, 36 * wanted * count + 3 * 8 * count**2)  # the draws, then the regression

@@ -42,7 +42,7 @@ class LIME(Method):
     score: Scale = "score"
     seed: int | None = None
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         count = self.parts.count(size)
         return Cost(self.n, 29 * self.n * count + 2 * 8 * count**2)  # the draws, and the regression
 

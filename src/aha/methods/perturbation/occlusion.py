@@ -49,7 +49,7 @@ class Occlusion(Method):
         if not 1 <= self.stride <= self.window:
             raise SpecError(f"occlusion: stride must be from 1 to window={self.window}, not {self.stride}")
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         return Cost(prod(-(-max(0, side - self.window) // self.stride) + 1 for side in size) + 1)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:

@@ -46,9 +46,10 @@ class RISE(Method):
     seed: int | None = None
     border: Border = "mirror"
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
+        axes = len(size)
         side = (self.cells + 1) * max(-(-length // self.cells) for length in size)  # of an enlarged mask
-        return Cost(self.n, 9 * self.n * self.cells**2 + 8 * min(self.n, model.chunks.size) * side**2)
+        return Cost(self.n, 9 * self.n * self.cells**axes + 8 * min(self.n, model.chunks.size) * side**axes)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:
         return explain_each(self._explain, model, images, classes, self.reference, self.score)

@@ -42,7 +42,7 @@ class ShapleySampling(Method):
     score: Scale = "score"
     seed: int | None = None
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         count = self.parts.count(size)
         return Cost(self.orders * count + 2, 48 * self.orders * count)
 

@@ -39,7 +39,7 @@ class PatchWindows(Method):
                 f"{self.name}: grid must be at least 1 and window odd, not grid={self.grid}, window={self.window}"
             )
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         return Cost(self.grid**2, 2 * self.grid**4)
 
     def __call__(self, model: TargetModel, images: Tensor, classes: Tensor) -> Tensor:

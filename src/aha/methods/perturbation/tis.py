@@ -41,7 +41,7 @@ class TIS(Method):
     ratio: Fraction = 0.5
     seed: int | None = None
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         layout = model.structure(size).blocks[0].layout
         places = layout.grid[0] * layout.grid[1]
         shown = self.masks * (layout.prefix + self._count(places))  # tokens through each block

@@ -46,7 +46,7 @@ class ViTCX(Method):
     noise: NonNegativeFloat = 0.1
     seed: int | None = None
 
-    def cost(self, model: TargetModel, size: tuple[int, int]) -> Cost:
+    def cost(self, model: TargetModel, size: tuple[int, ...]) -> Cost:
         # At most a mask for each channel: enlarged, stretched, chosen from and normalised before any is added up.
         channels = channels_read(model)
         return Cost(2 * channels + 1, 4 * 4 * channels * size[0] * size[1])

@@ -165,7 +165,7 @@ def load_model(
         preprocessing=loaded.preprocessing,
         score=stated or _own_score(loaded),
         output=_or_own("output", output, loaded),
-        bands=_checked_bands(bands, loaded.preprocessing),
+        bands=_checked_bands(_or_own("bands", bands, loaded), loaded.preprocessing),
         class_names=class_names if class_names is not None else loaded.class_names,
         precision=_or_own("precision", precision, loaded),
         engine=_or_own("engine", engine, loaded),
@@ -324,14 +324,12 @@ def _adjusted(
         if fit is not None or size not in (None, own.size):
             raise ModelError("the model's own transform decides sizes and fit; pass another transform=")
         return own
-    return Preprocessing(
-        own.size,
-        own.mean if mean is None else tuple(mean),
-        own.std if std is None else tuple(std),
+    return replace(  # the depth of volumes included
+        own,
+        mean=own.mean if mean is None else tuple(mean),
+        std=own.std if std is None else tuple(std),
         fit=fit or own.fit,
         resize_to=own.resize_to if fit in (None, own.fit) else None,
-        interpolation=own.interpolation,
-        centre=own.centre,
     )
 
 

@@ -281,7 +281,7 @@ def load_python(name: str, request: Request) -> Loaded:
                 f"python:{name} states the input size {preprocessing.size}, not {request.size}; state another one there"
             )
         options = {"score": made.score, "output": made.output, "precision": made.precision, "engine": made.engine}
-        options["batch_size"] = made.chunks.size
+        options |= {"batch_size": made.chunks.size, "bands": made.bands}
         made = made.module
     if not isinstance(made, nn.Module):
         raise ModelError(f"python:{name} gives {type(made).__name__}; it must return a torch.nn.Module")

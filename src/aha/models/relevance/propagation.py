@@ -216,6 +216,7 @@ _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "layer_norm": F.layer_norm,
     "rms_norm": F.rms_norm,
     "group_norm": F.group_norm,
+    "instance_norm": F.instance_norm,
     "div": torch.div,
 }
 
