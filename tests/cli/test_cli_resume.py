@@ -44,7 +44,7 @@ def test_finished_images_cost_neither_reading_nor_a_model_run(
     def refuse(*args: Any, **options: Any) -> Any:
         raise AssertionError("a finished folder was read")
 
-    monkeypatch.setattr(files, "read_image", refuse)
+    monkeypatch.setattr(files, "as_input", refuse)
     assert json.loads(run(*args).stdout)["skipped"] == 4
 
 

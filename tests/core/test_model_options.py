@@ -31,7 +31,11 @@ def test_what_is_as_by_default_is_not_stated() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "line"),
     [
-        ("input_size", 0, "--it must be a whole number of at least 1, not 0"),
+        (
+            "input_size",
+            0,
+            "--it must be a whole number of at least 1 or a list of whole numbers of at least 1, not 0",
+        ),
         ("fit", "stretch", "--it must be one of 'crop', 'squash', 'pad', not 'stretch'"),
         ("mean", ["a"], "--it must be a list of numbers, not ['a']"),
         ("precision", "float8", "--it must be one of 'float32', 'bfloat16', 'float16', not 'float8'"),

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from scipy.special import stdtrit
-
 from aha.core.disk import place_of, write_atomically
 from aha.errors import MetricError, MissingExtra, OutputError, SpecError
 from aha.metrics import ARROWS, directions, side_columns
@@ -284,6 +282,8 @@ def summarise(method: str, metric: str, protocol: str, reference: str, values: S
 
 def student_quantile(freedom: int) -> float:
     """The 97.5 % quantile of Student's t."""
+    from scipy.special import stdtrit  # here: explaining needs no scipy, which takes a second to load
+
     return float(stdtrit(freedom, 0.975))
 
 
