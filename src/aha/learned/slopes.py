@@ -6,7 +6,7 @@ been among them: the slope of the objective (eq. 9-10) in the map. The map takes
 
 Nothing is learned here and no weight moves, so it works with any network and any map to start from. Refinement as
 printed (`refinement.py`) moves the decoder's weights by the mean slope over many shares; here each step uses one share
-and one reference, and the steps between them see all. For the same gain that takes a third of the passes.
+and one reference, and the steps between them see all. For the same gain that takes half of the passes.
 
 Shapes: images (B, C, H, W); maps (B, H, W); what is added to them (B, 1, h, w), a value per `STRIDE` pixels.
 """
